@@ -1,0 +1,58 @@
+# Two commands matter: `make demo` and `make test`. Each does all set-up itself; what is done already takes seconds.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+JOBS ?= $(shell nproc)
+PYTHON = $$(cat .violin/python)
+CONFIGURE = cmake --preset $(1) -DVIOLIN_PYTHON="$(PYTHON)" --log-level=NOTICE
+
+.PHONY: help setup configure build demo test check-format format lint asan debug bench install clean distclean
+
+help:  ## This list
+	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+setup:
+	@bash tools/setup.sh
+
+configure: setup
+	@[ -e build/build.ninja ] || $(call CONFIGURE,release)
+
+build: configure  ## Set-up and release build: build/violin, build/libviolin_ops.so
+	@cmake --build build -j $(JOBS)
+
+demo: build  ## A gallery of curves and masks over a picture, in out/demo
+	@bash tools/demo.sh
+
+test: build check-format  ## Everything that CI checks
+	@ctest --test-dir build --output-on-failure -j $(JOBS)
+
+check-format: setup
+	@bash tools/format.sh --check
+
+format: setup  ## clang-format over all C++ and CUDA files
+	@bash tools/format.sh
+
+lint:  ## clang-tidy over the changed files; LINT=all for every file
+	@bash tools/setup.sh lint
+	@$(call CONFIGURE,lint)
+	@bash tools/lint.sh $(LINT)
+
+asan: setup  ## The test suite under address and undefined-behaviour sanitizers
+	@[ -e build-asan/build.ninja ] || $(call CONFIGURE,asan)
+	@cmake --build build-asan -j $(JOBS)
+	@ctest --test-dir build-asan --output-on-failure -j $(JOBS)
+
+debug: setup  ## Unoptimised build in build-debug
+	@[ -e build-debug/build.ninja ] || $(call CONFIGURE,debug)
+	@cmake --build build-debug -j $(JOBS)
+
+bench: build  ## Ratios against peers, measured now
+	@bash tools/bench.sh
+
+install: build  ## Headers, libraries, binary and CMake package into PREFIX
+	@cmake --install build --prefix "$${PREFIX:?usage: make install PREFIX=/some/where}"
+
+clean:  ## Remove what builds made
+	@rm -rf build build-debug build-asan build-lint out
+
+distclean: clean
+	@rm -rf .venv .violin
