@@ -1,0 +1,608 @@
+// The one implementation of row_ops.h, compiled once per instruction set: the including file sets VIOLIN_ROW_OPS_NAME (the
+// function to define) and VIOLIN_VECTOR_BYTES, and its compiler flags decide what the compiler may use. GCC's vector extensions carry the
+// arithmetic, so the same text is SSE2, AVX2, AVX-512 or NEON; intrinsics appear only where the extensions have no word for
+// the instruction (partial loads and 2^n scaling).
+//
+// Everything here has internal linkage: a function of the AVX-512 build must never be picked for another level by the linker.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+#include "violin/kernels/cpu/row_ops.h"
+
+namespace violin::kernels::cpu {
+namespace {
+
+// -- Vectors --------------------------------------------------------------------------------------------------------
+
+template <class T>
+struct VectorOf;
+template <>
+struct VectorOf<float> {
+  typedef float Type __attribute__((vector_size(VIOLIN_VECTOR_BYTES), aligned(4)));
+  typedef std::int32_t Bits __attribute__((vector_size(VIOLIN_VECTOR_BYTES), aligned(4)));
+};
+template <>
+struct VectorOf<double> {
+  typedef double Type __attribute__((vector_size(VIOLIN_VECTOR_BYTES), aligned(8)));
+  typedef std::int64_t Bits __attribute__((vector_size(VIOLIN_VECTOR_BYTES), aligned(8)));
+};
+template <class T>
+using Vec = typename VectorOf<T>::Type;
+template <class T>
+using BitsOf = typename VectorOf<T>::Bits;
+template <class T>
+constexpr int64_t kWidth = VIOLIN_VECTOR_BYTES / sizeof(T);
+template <class T>
+constexpr T kInfinity = std::numeric_limits<T>::infinity();
+
+template <class T>
+inline Vec<T> load(const T* p) {
+  Vec<T> v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
+}
+
+template <class T>
+inline void store(T* p, Vec<T> v) {
+  std::memcpy(p, &v, sizeof(v));
+}
+
+template <class T>
+inline Vec<T> fill(T x) {
+  return Vec<T>{} + x;
+}
+
+// The first n elements, zero behind them; touches no memory behind p + n.
+template <class T>
+inline Vec<T> load_first(const T* p, int64_t n) {
+#ifdef __AVX512F__
+  if constexpr (std::is_same_v<T, float>) {
+    return reinterpret_cast<Vec<T>>(_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), p));
+  }
+#endif
+  Vec<T> v{};
+  std::memcpy(&v, p, n * sizeof(T));
+  return v;
+}
+
+template <class T>
+inline void store_first(T* p, Vec<T> v, int64_t n) {
+#ifdef __AVX512F__
+  if constexpr (std::is_same_v<T, float>) {
+    _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << n) - 1), reinterpret_cast<__m512>(v));
+    return;
+  }
+#endif
+  std::memcpy(p, &v, n * sizeof(T));
+}
+
+template <class T>
+inline Vec<T> iota() {
+  Vec<T> v;
+  for (int64_t i = 0; i < kWidth<T>; ++i) v[i] = static_cast<T>(i);
+  return v;
+}
+
+// b where it is greater, else a: so a NaN in b is dropped.
+template <class T>
+inline Vec<T> max(Vec<T> a, Vec<T> b) {
+  return b > a ? b : a;
+}
+
+template <class T>
+inline T horizontal_max(Vec<T> v) {
+  T m = v[0];
+  for (int64_t i = 1; i < kWidth<T>; ++i) m = v[i] > m ? v[i] : m;
+  return m;
+}
+
+template <class T>
+inline T horizontal_sum(Vec<T> v) {
+#ifdef __AVX512F__
+  if constexpr (std::is_same_v<T, float>) return _mm512_reduce_add_ps(reinterpret_cast<__m512>(v));
+#endif
+  T s[kWidth<T>];
+  std::memcpy(s, &v, sizeof(v));
+  for (int64_t step = kWidth<T> / 2; step > 0; step /= 2) {
+    for (int64_t i = 0; i < step; ++i) s[i] += s[i + step];
+  }
+  return s[0];
+}
+
+// -- 2^x ------------------------------------------------------------------------------------------------------------
+// x = n + r with n whole and |r| <= 1/2; 2^r by a polynomial of degree 6 (relative error 2e-9, minimax with p(0) = 1), 2^n by
+// the exponent field. Arguments are at most a little above 0. -inf gives 0 and NaN stays NaN.
+
+inline Vec<float> exp2_vector(Vec<float> x) {
+  // Adding 1.5 * 2^23 leaves the nearest whole number in the low bits of the mantissa.
+  constexpr float kMagic = 12582912.0F;
+  constexpr float kLowest = -200.0F;
+#ifdef __AVX512F__
+  x = reinterpret_cast<Vec<float>>(_mm512_max_ps(_mm512_set1_ps(kLowest), reinterpret_cast<__m512>(x)));
+#else
+  x = x < kLowest ? fill(kLowest) : x;
+#endif
+  const Vec<float> shifted = x + kMagic;
+  const Vec<float> n = shifted - kMagic;
+  const Vec<float> r = x - n;
+  Vec<float> p = fill(1.53533620e-4F);
+  p = p * r + 1.33988739e-3F;
+  p = p * r + 9.61843692e-3F;
+  p = p * r + 5.55033237e-2F;
+  p = p * r + 2.40226477e-1F;
+  p = p * r + 6.93147182e-1F;
+  p = p * r + 1.0F;
+#ifdef __AVX512F__
+  return reinterpret_cast<Vec<float>>(_mm512_scalef_ps(reinterpret_cast<__m512>(p), reinterpret_cast<__m512>(n)));
+#else
+  const BitsOf<float> bits = reinterpret_cast<BitsOf<float>>(p) + (reinterpret_cast<BitsOf<float>>(shifted) << 23);
+  return x < -125.5F ? Vec<float>{} : reinterpret_cast<Vec<float>>(bits);
+#endif
+}
+
+inline Vec<double> exp2_vector(Vec<double> x) {
+  for (int64_t i = 0; i < kWidth<double>; ++i) x[i] = std::exp2(x[i]);
+  return x;
+}
+
+template <class T>
+inline T exp2_scalar(T x) {
+  return exp2_vector(fill(x))[0];
+}
+
+constexpr double kLog2E = 1.4426950408889634074;
+
+// -- Conversions ----------------------------------------------------------------------------------------------------
+
+inline float to_real(float x) {
+  return x;
+}
+inline double to_real(double x) {
+  return x;
+}
+inline float to_real(BFloat16 x) {
+  const std::uint32_t bits = static_cast<std::uint32_t>(x.bits) << 16;
+  float f;
+  std::memcpy(&f, &bits, sizeof(f));
+  return f;
+}
+inline float to_real(Float16 x) {
+  const std::uint32_t sign = static_cast<std::uint32_t>(x.bits & 0x8000u) << 16;
+  const std::uint32_t magnitude = x.bits & 0x7fffu;
+  // Shifted into place the exponent is 112 too small, which one exact product mends, subnormal numbers included.
+  std::uint32_t bits = magnitude << 13;
+  float f;
+  std::memcpy(&f, &bits, sizeof(f));
+  f *= 0x1p112F;
+  if (magnitude >= 0x7c00u) {  // infinity and NaN
+    bits = 0x7f800000u | (magnitude << 13);
+    std::memcpy(&f, &bits, sizeof(f));
+  }
+  std::memcpy(&bits, &f, sizeof(bits));
+  bits |= sign;
+  std::memcpy(&f, &bits, sizeof(f));
+  return f;
+}
+
+template <class To, class From>
+inline To convert(From x);
+template <>
+inline float convert<float, float>(float x) {
+  return x;
+}
+template <>
+inline double convert<double, double>(double x) {
+  return x;
+}
+template <>
+inline BFloat16 convert<BFloat16, float>(float x) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<std::uint16_t>((bits >> 16) | 0x40u)};
+  return {static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
+}
+template <>
+inline Float16 convert<Float16, float>(float x) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000u);
+  bits &= 0x7fffffffu;
+  if (bits > 0x7f800000u) return {static_cast<std::uint16_t>(sign | 0x7e00u)};
+  if (bits >= 0x477ff000u) return {static_cast<std::uint16_t>(sign | 0x7c00u)};
+  if (bits < 0x38800000u) {
+    // Subnormal: adding 0.5 aligns the mantissa so that the addition itself rounds to nearest even.
+    float f;
+    std::memcpy(&f, &bits, sizeof(f));
+    f += 0.5F;
+    std::memcpy(&bits, &f, sizeof(bits));
+    return {static_cast<std::uint16_t>(sign | (bits - 0x3f000000u))};
+  }
+  bits += 0xc8000fffu + ((bits >> 13) & 1u);  // rebias by -112 and round to nearest even
+  return {static_cast<std::uint16_t>(sign | (bits >> 13))};
+}
+
+// Source to Operand: the same type, or widened.
+template <class Operand, class Source>
+inline Operand to_operand(Source x) {
+  if constexpr (std::is_same_v<Operand, Source>) {
+    return x;
+  } else {
+    return to_real(x);
+  }
+}
+
+// kWidth elements of any stored type as a vector, and back.
+template <class Real, class Stored>
+inline Vec<Real> load_as(const Stored* p) {
+  if constexpr (std::is_same_v<Real, Stored>) {
+    return load(p);
+  } else if constexpr (std::is_same_v<Stored, BFloat16>) {
+    typedef std::uint16_t Half __attribute__((vector_size(VIOLIN_VECTOR_BYTES / 2), aligned(2)));
+    typedef std::uint32_t Wide __attribute__((vector_size(VIOLIN_VECTOR_BYTES), aligned(4)));
+    Half h;
+    std::memcpy(&h, p, sizeof(h));
+    return reinterpret_cast<Vec<Real>>(__builtin_convertvector(h, Wide) << 16);
+  } else {
+    Vec<Real> v;
+    for (int64_t i = 0; i < kWidth<Real>; ++i) v[i] = to_real(p[i]);
+    return v;
+  }
+}
+
+template <class Real, class Stored>
+inline void store_as(Stored* p, Vec<Real> v) {
+  if constexpr (std::is_same_v<Real, Stored>) {
+    store(p, v);
+  } else if constexpr (std::is_same_v<Stored, BFloat16>) {
+    typedef std::uint16_t Half __attribute__((vector_size(VIOLIN_VECTOR_BYTES / 2), aligned(2)));
+    typedef std::uint32_t Wide __attribute__((vector_size(VIOLIN_VECTOR_BYTES), aligned(4)));
+    const Wide bits = reinterpret_cast<Wide>(v);
+    const Wide rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    const Wide result = (bits & 0x7fffffffu) > 0x7f800000u ? ((bits >> 16) | 0x40u) : rounded;
+    const Half h = __builtin_convertvector(result, Half);
+    std::memcpy(p, &h, sizeof(h));
+  } else {
+    for (int64_t i = 0; i < kWidth<Real>; ++i) p[i] = convert<Stored>(v[i]);
+  }
+}
+
+// -- Transposition --------------------------------------------------------------------------------------------------
+// Squares of kWidth x kWidth go through registers: log2(kWidth) rounds of interleaving rows i and i + kWidth/2.
+
+template <class T, std::size_t... I>
+inline void interleave(Vec<T> a, Vec<T> b, Vec<T>& low, Vec<T>& high, std::index_sequence<I...>) {
+  constexpr int64_t w = kWidth<T>;
+  low = __builtin_shufflevector(a, b, (I / 2 + (I % 2) * w)...);
+  high = __builtin_shufflevector(a, b, (w / 2 + I / 2 + (I % 2) * w)...);
+}
+
+template <class T>
+inline void transpose_square(Vec<T> (&rows)[kWidth<T>]) {
+  constexpr int64_t w = kWidth<T>;
+  for (int64_t round = 1; round < w; round *= 2) {
+    Vec<T> next[w];
+    for (int64_t i = 0; i < w / 2; ++i) {
+      interleave<T>(rows[i], rows[i + w / 2], next[2 * i], next[2 * i + 1], std::make_index_sequence<w>());
+    }
+    for (int64_t i = 0; i < w; ++i) rows[i] = next[i];
+  }
+}
+
+// out[c, r] = in[r, c] for whole squares; what is left over at the right and at the bottom one by one.
+// `read(r, c)` gives kWidth elements of a row, `write(c, r, v)` takes kWidth elements of a row of the result.
+template <class T, class Read, class Write, class One>
+inline void transpose_blocks(int64_t rows, int64_t columns, const Read& read, const Write& write, const One& one) {
+  constexpr int64_t w = kWidth<T>;
+  int64_t r = 0;
+  for (; r + w <= rows; r += w) {
+    int64_t c = 0;
+    for (; c + w <= columns; c += w) {
+      Vec<T> square[w];
+      for (int64_t i = 0; i < w; ++i) square[i] = read(r + i, c);
+      transpose_square<T>(square);
+      for (int64_t i = 0; i < w; ++i) write(c + i, r, square[i]);
+    }
+    for (; c < columns; ++c) {
+      for (int64_t i = 0; i < w; ++i) one(r + i, c);
+    }
+  }
+  for (; r < rows; ++r) {
+    for (int64_t c = 0; c < columns; ++c) one(r, c);
+  }
+}
+
+// -- The functions of the table -------------------------------------------------------------------------------------
+
+template <class Source, class Operand, class Real>
+struct Implementation {
+  using Mat = Matrix<Real>;
+  using ConstMat = Matrix<const Real>;
+
+  static void pack(const Source* in, int64_t stride, int64_t rows, int64_t columns, Matrix<Operand> out) {
+    for (int64_t r = 0; r < rows; ++r) {
+      const Source* from = in + r * stride;
+      Operand* to = out.row(r);
+      int64_t c = 0;
+      for (; c + kWidth<Real> <= columns; c += kWidth<Real>) {
+        store_as<Real>(to + c, load_as<Real>(from + c));
+      }
+      for (; c < columns; ++c) to[c] = to_operand<Operand>(from[c]);
+    }
+  }
+
+  static void pack_transposed(const Source* in, int64_t stride, int64_t rows, int64_t columns, int64_t padded,
+                              Matrix<Operand> out) {
+    transpose_blocks<Real>(
+        rows, columns, [&](int64_t r, int64_t c) { return load_as<Real>(in + r * stride + c); },
+        [&](int64_t c, int64_t r, Vec<Real> v) { store_as<Real>(out.row(c) + r, v); },
+        [&](int64_t r, int64_t c) { out.row(c)[r] = to_operand<Operand>(in[r * stride + c]); });
+    for (int64_t c = 0; c < columns && rows < padded; ++c) {
+      for (int64_t r = rows; r < padded; ++r) out.row(c)[r] = Operand{};
+    }
+  }
+
+  template <bool kGain, bool kBias, bool kGate>
+  static void softmax_rows(const SoftmaxTile<Operand, Real>& tile) {
+    constexpr int64_t w = kWidth<Real>;
+    const Real scale2 = static_cast<Real>(tile.scale * kLog2E);
+    const Real log2e = static_cast<Real>(kLog2E);
+    const int64_t whole = tile.columns / w * w;
+    const int64_t rest = tile.columns - whole;
+    const auto is_padding = iota<Real>() >= static_cast<Real>(rest);
+
+    for (int64_t r = 0; r < tile.rows; ++r) {
+      Real* logits = tile.logits.row(r);
+      const Real* gain = kGain ? tile.gain.row(r) : nullptr;
+      const Real* bias = kBias ? tile.bias.row(r) : nullptr;
+      const Real* gate = kGate ? tile.gate.row(r) : nullptr;
+
+      Vec<Real> most[2] = {fill(-kInfinity<Real>), fill(-kInfinity<Real>)};
+      const auto logit = [&](int64_t c, const auto& table) {
+        Vec<Real> x = load(logits + c);
+        if constexpr (kGain) x = x * table(gain + c);
+        x = x * scale2;
+        if constexpr (kBias) x = x + table(bias + c) * log2e;
+        return x;
+      };
+      int64_t c = 0;
+      const auto step = [&](int64_t at, Vec<Real>& m) {
+        const Vec<Real> x = logit(at, [](const Real* p) { return load(p); });
+        store(logits + at, x);
+        m = max<Real>(m, x);
+      };
+      for (; c + 2 * w <= whole; c += 2 * w) {
+        step(c, most[0]);
+        step(c + w, most[1]);
+      }
+      for (; c < whole; c += w) step(c, most[0]);
+      if (rest > 0) {
+        Vec<Real> x = logit(whole, [&](const Real* p) { return load_first(p, rest); });
+        x = is_padding ? fill(-kInfinity<Real>) : x;
+        store(logits + whole, x);
+        most[0] = max<Real>(most[0], x);
+      }
+
+      const Real old_maximum = tile.maximum[r];
+      const Real row_maximum = horizontal_max<Real>(max<Real>(most[0], most[1]));
+      const Real maximum = row_maximum > old_maximum ? row_maximum : old_maximum;
+      // A row that is -inf throughout stays empty: any finite offset makes its probabilities 0.
+      const Real offset = maximum == -kInfinity<Real> ? Real{0} : maximum;
+      Vec<Real> total[2] = {};
+      Operand* out = tile.probabilities.row(r);
+      const auto finish = [&](int64_t at, Vec<Real>& t, const auto& table) {
+        Vec<Real> p = exp2_vector(load(logits + at) - offset);
+        t = t + p;
+        if constexpr (kGate) p = p * table(gate + at);
+        store_as<Real>(out + at, p);
+      };
+      const auto whole_table = [](const Real* p) { return load(p); };
+      c = 0;
+      for (; c + 2 * w <= whole; c += 2 * w) {
+        finish(c, total[0], whole_table);
+        finish(c + w, total[1], whole_table);
+      }
+      for (; c < whole; c += w) finish(c, total[0], whole_table);
+      if (rest > 0) finish(whole, total[0], [&](const Real* p) { return load_first(p, rest); });
+
+      const Real correction = exp2_scalar<Real>(old_maximum - offset);
+      tile.correction[r] = correction;
+      tile.sum[r] = tile.sum[r] * correction + horizontal_sum<Real>(total[0] + total[1]);
+      tile.maximum[r] = maximum;
+    }
+  }
+
+  static void softmax(const SoftmaxTile<Operand, Real>& tile) {
+    const auto with_gate = [&]<bool kGain, bool kBias>() {
+      tile.gate ? softmax_rows<kGain, kBias, true>(tile) : softmax_rows<kGain, kBias, false>(tile);
+    };
+    if (tile.gain) {
+      tile.bias ? with_gate.template operator()<true, true>() : with_gate.template operator()<true, false>();
+    } else {
+      tile.bias ? with_gate.template operator()<false, true>() : with_gate.template operator()<false, false>();
+    }
+  }
+
+  static void scale_rows(Mat in, int64_t rows, int64_t columns, const Real* factor) {
+    for (int64_t r = 0; r < rows; ++r) {
+      if (factor[r] == Real{1}) continue;
+      for (int64_t c = 0; c < columns; ++c) in.row(r)[c] *= factor[r];
+    }
+  }
+
+  static void finish_rows(ConstMat in, int64_t rows, int64_t columns, const Real* maximum, const Real* sum, Source* out,
+                          int64_t stride, Real* lse) {
+    constexpr Real kLn2 = static_cast<Real>(0.69314718055994530942);
+    for (int64_t r = 0; r < rows; ++r) {
+      const Real* from = in.row(r);
+      Source* to = out + r * stride;
+      const Real factor = sum[r] == Real{0} ? Real{0} : Real{1} / sum[r];
+      int64_t c = 0;
+      for (; c + kWidth<Real> <= columns; c += kWidth<Real>) store_as<Real>(to + c, load(from + c) * factor);
+      for (; c < columns; ++c) to[c] = convert<Source>(from[c] * factor);
+      lse[r] = maximum[r] * kLn2 + std::log(sum[r]);
+    }
+  }
+
+  static void dot_rows(const Source* a, int64_t a_stride, const Source* b, int64_t b_stride, int64_t rows,
+                       int64_t columns, Real* out) {
+    for (int64_t r = 0; r < rows; ++r) {
+      const Source* x = a + r * a_stride;
+      const Source* y = b + r * b_stride;
+      Vec<Real> total{};
+      int64_t c = 0;
+      for (; c + kWidth<Real> <= columns; c += kWidth<Real>) total = total + load_as<Real>(x + c) * load_as<Real>(y + c);
+      Real sum = horizontal_sum<Real>(total);
+      for (; c < columns; ++c) sum += to_real(x[c]) * to_real(y[c]);
+      out[r] = sum;
+    }
+  }
+
+  template <bool kGain, bool kGeneral>
+  static void backward_rows(const BackwardTile<Operand, Real>& tile) {
+    constexpr int64_t w = kWidth<Real>;
+    const Real scale2 = static_cast<Real>(tile.scale * kLog2E);
+    const Real log2e = static_cast<Real>(kLog2E);
+    const bool dgain_wanted = static_cast<bool>(tile.dgain);
+    for (int64_t k = 0; k < tile.keys; ++k) {
+      const Real* products = tile.products.row(k);
+      const Real* dprobabilities = tile.dprobabilities.row(k);
+      Operand* weights_out = tile.weights_out.row(k);
+      Operand* dproducts_out = tile.dproducts_out.row(k);
+      for (int64_t c = 0; c < tile.queries; c += w) {
+        const Vec<Real> product = load(products + c);
+        Vec<Real> gain{};
+        Vec<Real> logit = product;
+        if constexpr (kGain) {
+          gain = load(tile.gain.row(k) + c);
+          logit = logit * gain;
+        }
+        Vec<Real> offset = -load(tile.lse2 + c);
+        if (kGeneral && tile.bias) offset = offset + load(tile.bias.row(k) + c) * log2e;
+        const Vec<Real> p = exp2_vector(logit * scale2 + offset);
+
+        const Vec<Real> ungated = load(dprobabilities + c);
+        Vec<Real> dp = ungated;
+        Vec<Real> weight = p;
+        if (kGeneral && tile.gate) {
+          const Vec<Real> gate = load(tile.gate.row(k) + c);
+          dp = dp * gate;
+          weight = weight * gate;
+        }
+        const Vec<Real> dlogit = p * (dp - load(tile.delta + c));
+        if (dgain_wanted) {
+          Real* sum = tile.dgain.row(k) + c;
+          store(sum, load(sum) + dlogit * product);
+        }
+        if (kGeneral && tile.dbias) {
+          Real* sum = tile.dbias.row(k) + c;
+          store(sum, load(sum) + dlogit);
+        }
+        if (kGeneral && tile.dgate) {
+          Real* sum = tile.dgate.row(k) + c;
+          store(sum, load(sum) + p * ungated);
+        }
+        store_as<Real>(weights_out + c, weight);
+        Vec<Real> dproduct = dlogit * tile.scale;
+        if constexpr (kGain) dproduct = dproduct * gain;
+        store_as<Real>(dproducts_out + c, dproduct);
+      }
+    }
+  }
+
+  static void backward(const BackwardTile<Operand, Real>& tile) {
+    const bool general = tile.bias || tile.gate || tile.dbias || tile.dgate;
+    if (general) {
+      tile.gain ? backward_rows<true, true>(tile) : backward_rows<false, true>(tile);
+    } else {
+      tile.gain ? backward_rows<true, false>(tile) : backward_rows<false, false>(tile);
+    }
+  }
+
+  static void store_transposed(ConstMat in, int64_t rows, int64_t columns, Source* out, int64_t stride) {
+    transpose_blocks<Real>(
+        columns, rows, [&](int64_t c, int64_t r) { return load(in.row(c) + r); },
+        [&](int64_t r, int64_t c, Vec<Real> v) { store_as<Real>(out + r * stride + c, v); },
+        [&](int64_t c, int64_t r) { out[r * stride + c] = convert<Source>(in.row(c)[r]); });
+  }
+
+  static void store_sum(const Real* parts, int64_t count, int64_t part_stride, ConstMat first, int64_t rows,
+                        int64_t columns, Source* out, int64_t stride) {
+    for (int64_t r = 0; r < rows; ++r) {
+      const auto one = [&](int64_t c) {
+        Real sum = first ? first.row(r)[c] : Real{0};
+        for (int64_t part = 0; part < count; ++part) sum += parts[part * part_stride + r * columns + c];
+        return sum;
+      };
+      int64_t c = 0;
+      for (; c + kWidth<Real> <= columns; c += kWidth<Real>) {
+        Vec<Real> sum = first ? load(first.row(r) + c) : Vec<Real>{};
+        for (int64_t part = 0; part < count; ++part) sum = sum + load(parts + part * part_stride + r * columns + c);
+        store_as<Real>(out + r * stride + c, sum);
+      }
+      for (; c < columns; ++c) out[r * stride + c] = convert<Source>(one(c));
+    }
+  }
+
+  static void transpose_table(ConstMat in, int64_t rows, int64_t columns, int64_t padded, Mat out) {
+    transpose_blocks<Real>(
+        rows, columns, [&](int64_t r, int64_t c) { return load(in.row(r) + c); },
+        [&](int64_t c, int64_t r, Vec<Real> v) { store(out.row(c) + r, v); },
+        [&](int64_t r, int64_t c) { out.row(c)[r] = in.row(r)[c]; });
+    for (int64_t c = 0; c < columns && rows < padded; ++c) {
+      for (int64_t r = rows; r < padded; ++r) out.row(c)[r] = Real{0};
+    }
+  }
+
+  static void sum_transposed_table(ConstMat in, int64_t parts, int64_t part_stride, int64_t rows, int64_t columns,
+                                   Real factor, bool accumulate, Mat out) {
+    transpose_blocks<Real>(
+        columns, rows,
+        [&](int64_t c, int64_t r) {
+          Vec<Real> sum = load(in.row(c) + r);
+          for (int64_t part = 1; part < parts; ++part) sum = sum + load(in.row(c) + r + part * part_stride);
+          return sum * factor;
+        },
+        [&](int64_t r, int64_t c, Vec<Real> v) {
+          Real* to = out.row(r) + c;
+          store(to, accumulate ? load(to) + v : v);
+        },
+        [&](int64_t c, int64_t r) {
+          Real sum = in.row(c)[r];
+          for (int64_t part = 1; part < parts; ++part) sum += in.row(c)[r + part * part_stride];
+          Real& to = out.row(r)[c];
+          to = accumulate ? to + sum * factor : sum * factor;
+        });
+  }
+
+  static void add(const Real* in, int64_t count, bool accumulate, Real* out) {
+    if (!accumulate) {
+      std::memcpy(out, in, count * sizeof(Real));
+      return;
+    }
+    for (int64_t i = 0; i < count; ++i) out[i] += in[i];
+  }
+
+  static constexpr RowOps<Source, Operand, Real> kTable = {
+      pack,     pack_transposed,  softmax,   scale_rows,      finish_rows,          dot_rows,
+      backward, store_transposed, store_sum, transpose_table, sum_transposed_table, add};
+};
+
+}  // namespace
+
+const AllRowOps& VIOLIN_ROW_OPS_NAME() {
+  static constexpr AllRowOps kAll = {
+      Implementation<float, float, float>::kTable, Implementation<double, double, double>::kTable,
+      Implementation<Float16, float, float>::kTable, Implementation<BFloat16, float, float>::kTable,
+      Implementation<BFloat16, BFloat16, float>::kTable};
+  return kAll;
+}
+
+}  // namespace violin::kernels::cpu
