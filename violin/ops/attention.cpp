@@ -1,0 +1,227 @@
+// The public attention operators: autograd, autocast, kernels for tensors without data, and the backend-free relatives.
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include "violin/ops/attention_backend.h"
+#include "violin/ops/checks.h"
+
+namespace violin::ops {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+at::Tensor or_undefined(const MaybeTensor& tensor) {
+  return tensor.value_or(at::Tensor());
+}
+
+MaybeTensor or_nothing(const at::Tensor& tensor) {
+  return tensor.defined() ? MaybeTensor(tensor) : std::nullopt;
+}
+
+// Which of the first tensors that were saved somebody wants a gradient of. The context counts only tensors that were
+// given.
+template <std::size_t n>
+std::array<bool, n> needed(const AutogradContext* context, const variable_list& saved) {
+  std::array<bool, n> need{};
+  std::size_t edge = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    if (saved[i].defined()) need[i] = context->needs_input_grad(edge++);
+  }
+  return need;
+}
+
+struct Attention : torch::autograd::Function<Attention> {
+  static variable_list forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                               const MaybeTensor& gain, const MaybeTensor& bias, const MaybeTensor& gate,
+                               std::optional<double> scale) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    auto [out, lse] = attention_forward(q, k, v, gain, bias, gate, scale);
+    context->save_for_backward({q, k, v, or_undefined(gain), or_undefined(bias), or_undefined(gate), out, lse});
+    context->saved_data["scale"] = scale;
+    context->mark_non_differentiable({lse});
+    return {out, lse};
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const variable_list saved = context->get_saved_variables();
+    auto [dq, dk, dv, dgain, dbias, dgate] = attention_backward(
+        gradients[0], saved[0], saved[1], saved[2], or_nothing(saved[3]), or_nothing(saved[4]), or_nothing(saved[5]),
+        saved[6], saved[7], context->saved_data["scale"].to<std::optional<double>>(), needed<6>(context, saved));
+    return {dq, dk, dv, dgain, dbias, dgate, at::Tensor()};
+  }
+};
+
+struct AttentionQkv : torch::autograd::Function<AttentionQkv> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& qkv, const MaybeTensor& gain,
+                            const MaybeTensor& bias, const MaybeTensor& gate, std::optional<double> scale) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    check_packed(qkv);
+    auto [out, lse] = attention_forward(unpack(qkv, 0), unpack(qkv, 1), unpack(qkv, 2), gain, bias, gate, scale);
+    at::Tensor result = out.transpose(1, 2);
+    context->save_for_backward({qkv, or_undefined(gain), or_undefined(bias), or_undefined(gate), result, lse});
+    context->saved_data["scale"] = scale;
+    return result;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const variable_list saved = context->get_saved_variables();
+    auto [dqkv, dgain, dbias, dgate] =
+        attention_qkv_backward(gradients[0].transpose(1, 2), saved[0], or_nothing(saved[1]), or_nothing(saved[2]),
+                               or_nothing(saved[3]), saved[4].transpose(1, 2), saved[5],
+                               context->saved_data["scale"].to<std::optional<double>>(), needed<4>(context, saved));
+    return {dqkv, dgain, dbias, dgate, at::Tensor()};
+  }
+};
+
+Tensors2 attention_with_lse_autograd(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                     const MaybeTensor& gain, const MaybeTensor& bias, const MaybeTensor& gate,
+                                     std::optional<double> scale) {
+  variable_list results = Attention::apply(q, k, v, gain, bias, gate, scale);
+  return {results[0], results[1]};
+}
+
+at::Tensor attention_autograd(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,
+                              const MaybeTensor& bias, const MaybeTensor& gate, std::optional<double> scale) {
+  return Attention::apply(q, k, v, gain, bias, gate, scale)[0];
+}
+
+at::Tensor attention_qkv_autograd(const at::Tensor& qkv, const MaybeTensor& gain, const MaybeTensor& bias,
+                                  const MaybeTensor& gate, std::optional<double> scale) {
+  return AttentionQkv::apply(qkv, gain, bias, gate, scale);
+}
+
+// Below autograd, on every device.
+at::Tensor attention_any(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,
+                         const MaybeTensor& bias, const MaybeTensor& gate, std::optional<double> scale) {
+  return std::get<0>(attention_forward(q, k, v, gain, bias, gate, scale));
+}
+
+at::Tensor attention_qkv_any(const at::Tensor& qkv, const MaybeTensor& gain, const MaybeTensor& bias,
+                             const MaybeTensor& gate, std::optional<double> scale) {
+  check_packed(qkv);
+  return attention_any(unpack(qkv, 0), unpack(qkv, 1), unpack(qkv, 2), gain, bias, gate, scale).transpose(1, 2);
+}
+
+// Autocast makes q, k and v 16 bits wide. Tables stay what they are: a mask close to 1 has no 16-bit form.
+template <c10::DeviceType device>
+struct Autocast {
+  static at::Tensor cast(const at::Tensor& tensor) {
+    return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), tensor, device);
+  }
+  static constexpr c10::DispatchKey kKey =
+      device == at::kCUDA ? c10::DispatchKey::AutocastCUDA : c10::DispatchKey::AutocastCPU;
+
+  static at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,
+                              const MaybeTensor& bias, const MaybeTensor& gate, std::optional<double> scale) {
+    c10::impl::ExcludeDispatchKeyGuard without_autocast(kKey);
+    return ops::attention(cast(q), cast(k), cast(v), gain, bias, gate, scale);
+  }
+  static Tensors2 attention_with_lse(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                     const MaybeTensor& gain, const MaybeTensor& bias, const MaybeTensor& gate,
+                                     std::optional<double> scale) {
+    c10::impl::ExcludeDispatchKeyGuard without_autocast(kKey);
+    return ops::attention_with_lse(cast(q), cast(k), cast(v), gain, bias, gate, scale);
+  }
+  static at::Tensor attention_qkv(const at::Tensor& qkv, const MaybeTensor& gain, const MaybeTensor& bias,
+                                  const MaybeTensor& gate, std::optional<double> scale) {
+    c10::impl::ExcludeDispatchKeyGuard without_autocast(kKey);
+    return ops::attention_qkv(cast(qkv), gain, bias, gate, scale);
+  }
+  static void add_to(torch::Library& library) {
+    library.impl("attention", attention);
+    library.impl("attention_with_lse", attention_with_lse);
+    library.impl("attention_qkv", attention_qkv);
+  }
+};
+
+// Tensors without data: sizes, strides and types as the backends return them.
+
+at::Tensor empty_heads_meta(const at::Tensor& like) {
+  const auto sizes = like.sym_sizes();
+  return at::empty_symint({sizes[0], sizes[2], sizes[1], sizes[3]}, like.options()).transpose(1, 2);
+}
+
+at::Tensor empty_table_meta(bool need, const MaybeTensor& table) {
+  return need && present(table) ? at::empty_symint(table->sym_sizes(), table->options()) : at::Tensor();
+}
+
+Tensors2 forward_meta(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,
+                      const MaybeTensor& bias, const MaybeTensor& gate, std::optional<double>) {
+  const AttentionSizes sizes = check_attention(q, k, v, gain, bias, gate);
+  return {empty_heads_meta(q), at::empty_symint({sizes.batch, sizes.heads, sizes.queries},
+                                                q.options().dtype(accumulate_type(q.scalar_type())))};
+}
+
+Tensors6 backward_meta(const at::Tensor&, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                       const MaybeTensor& gain, const MaybeTensor& bias, const MaybeTensor& gate, const at::Tensor&,
+                       const at::Tensor&, std::optional<double>, std::array<bool, 6> need) {
+  check_attention(q, k, v, gain, bias, gate);
+  return {need[0] ? empty_heads_meta(q) : at::Tensor(),
+          need[1] ? empty_heads_meta(k) : at::Tensor(),
+          need[2] ? empty_heads_meta(v) : at::Tensor(),
+          empty_table_meta(need[3], gain),
+          empty_table_meta(need[4], bias),
+          empty_table_meta(need[5], gate)};
+}
+
+Tensors4 qkv_backward_meta(const at::Tensor&, const at::Tensor& qkv, const MaybeTensor& gain, const MaybeTensor& bias,
+                           const MaybeTensor& gate, const at::Tensor&, const at::Tensor&, std::optional<double>,
+                           std::array<bool, 4> need) {
+  check_packed(qkv);
+  return {need[0] ? at::empty_symint(qkv.sym_sizes(), qkv.options()) : at::Tensor(), empty_table_meta(need[1], gain),
+          empty_table_meta(need[2], bias), empty_table_meta(need[3], gate)};
+}
+
+// The reference on devices that have no kernels.
+
+Tensors2 forward_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,
+                           const MaybeTensor& bias, const MaybeTensor& gate, std::optional<double> scale) {
+  return forward_with(kReferenceAttention, q, k, v, gain, bias, gate, scale);
+}
+
+Tensors6 backward_reference(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const MaybeTensor& gain, const MaybeTensor& bias, const MaybeTensor& gate,
+                            const at::Tensor& out, const at::Tensor& lse, std::optional<double> scale,
+                            std::array<bool, 6> need) {
+  return backward_with(kReferenceAttention, dout, q, k, v, gain, bias, gate, out, lse, scale, need);
+}
+
+Tensors4 qkv_backward_reference(const at::Tensor& dout, const at::Tensor& qkv, const MaybeTensor& gain,
+                                const MaybeTensor& bias, const MaybeTensor& gate, const at::Tensor& out,
+                                const at::Tensor& lse, std::optional<double> scale, std::array<bool, 4> need) {
+  return qkv_backward_with(kReferenceAttention, dout, qkv, gain, bias, gate, out, lse, scale, need);
+}
+
+TORCH_LIBRARY_IMPL(violin, CompositeExplicitAutograd, library) {
+  library.impl("attention", attention_any);
+  library.impl("attention_with_lse", attention_forward);
+  library.impl("attention_qkv", attention_qkv_any);
+  library.impl("_attention_forward", forward_reference);
+  library.impl("_attention_backward", backward_reference);
+  library.impl("_attention_qkv_backward", qkv_backward_reference);
+}
+
+TORCH_LIBRARY_IMPL(violin, Meta, library) {
+  library.impl("_attention_forward", forward_meta);
+  library.impl("_attention_backward", backward_meta);
+  library.impl("_attention_qkv_backward", qkv_backward_meta);
+}
+
+TORCH_LIBRARY_IMPL(violin, Autograd, library) {
+  library.impl("attention", attention_autograd);
+  library.impl("attention_with_lse", attention_with_lse_autograd);
+  library.impl("attention_qkv", attention_qkv_autograd);
+}
+
+TORCH_LIBRARY_IMPL(violin, AutocastCPU, library) {
+  Autocast<at::kCPU>::add_to(library);
+}
+TORCH_LIBRARY_IMPL(violin, AutocastCUDA, library) {
+  Autocast<at::kCUDA>::add_to(library);
+}
+
+}  // namespace
+}  // namespace violin::ops

@@ -1,0 +1,231 @@
+#include "violin/ops/attention_backend.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <cmath>
+#include <limits>
+
+#include "violin/ops/checks.h"
+
+namespace violin::ops {
+namespace {
+
+// [G,h or 1,Nq,Nk] as kernels take it.
+at::Tensor kernel_table(const MaybeTensor& maybe_table, at::ScalarType type) {
+  if (!present(maybe_table)) return {};
+  at::Tensor table = maybe_table->dim() == 3 ? maybe_table->unsqueeze(0) : *maybe_table;
+  table = table.to(type);
+  return table.size(3) == 1 || table.stride(3) == 1 ? table : table.contiguous();
+}
+
+at::Tensor unit_stride(const at::Tensor& tensor) {
+  return tensor.size(-1) == 1 || tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
+}
+
+// [B,h,N,d], in memory [B,N,h,d]: what a projection reads next without a copy.
+at::Tensor empty_heads(const at::Tensor& like, at::IntArrayRef sizes) {
+  return at::empty({sizes[0], sizes[2], sizes[1], sizes[3]}, like.options()).transpose(1, 2);
+}
+
+AttentionCall make_call(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,
+                        const MaybeTensor& bias, const MaybeTensor& gate, std::optional<double> scale) {
+  const AttentionSizes sizes = check_attention(q, k, v, gain, bias, gate);
+  const at::ScalarType type = accumulate_type(q.scalar_type());
+  AttentionCall call;
+  call.q = q;
+  call.k = k;
+  call.v = v;
+  call.gain = kernel_table(gain, type);
+  call.bias = kernel_table(bias, type);
+  call.gate = kernel_table(gate, type);
+  call.groups = sizes.groups.expect_int();
+  call.scale = scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(3))));
+  return call;
+}
+
+bool is_empty(const AttentionCall& call) {
+  return call.q.numel() == 0 || call.k.numel() == 0;
+}
+
+// Sums over one dimension, kept, one slice after another: the same bits for every number of threads.
+at::Tensor sum_in_order(const at::Tensor& tensor, std::int64_t dim) {
+  at::Tensor sum = tensor.narrow(dim, 0, 1).clone(at::MemoryFormat::Contiguous);
+  for (std::int64_t i = 1; i < tensor.size(dim); ++i) sum += tensor.narrow(dim, i, 1);
+  return sum;
+}
+
+// [G,h,Nq,Nk] to the shape and type of the table.
+at::Tensor like_table(at::Tensor gradient, const at::Tensor& table) {
+  if (table.size(-3) == 1 && gradient.size(1) > 1) gradient = sum_in_order(gradient, 1);
+  const std::int64_t groups = table.dim() == 3 ? 1 : table.size(0);
+  if (groups == 1 && gradient.size(0) > 1) gradient = sum_in_order(gradient, 0);
+  return gradient.view(table.sizes()).to(table.scalar_type());
+}
+
+// Computes into the tensors that the call holds and shapes the gradients of the tables.
+std::array<at::Tensor, 3> run_backward(const AttentionBackend& backend, AttentionBackwardCall& call,
+                                       const std::array<const MaybeTensor*, 3>& tables,
+                                       const std::array<bool, 3>& need) {
+  const std::array<at::Tensor*, 3> raw = {&call.dgain, &call.dbias, &call.dgate};
+  std::array<at::Tensor, 3> gradients;
+  if (is_empty(call)) {
+    for (at::Tensor* gradient : {&call.dq, &call.dk, &call.dv}) {
+      if (gradient->defined()) gradient->zero_();
+    }
+    for (int i = 0; i < 3; ++i) {
+      if (need[i] && present(*tables[i])) gradients[i] = at::zeros((*tables[i])->sizes(), (*tables[i])->options());
+    }
+    return gradients;
+  }
+  const auto options = call.q.options().dtype(accumulate_type(call.q.scalar_type()));
+  bool wanted = call.dq.defined() || call.dk.defined() || call.dv.defined();
+  for (int i = 0; i < 3; ++i) {
+    if (!need[i] || !present(*tables[i])) continue;
+    *raw[i] = at::empty({call.groups, call.q.size(1), call.q.size(2), call.k.size(2)}, options);
+    wanted = true;
+  }
+  if (!wanted) return gradients;
+  backend.backward(call);
+  for (int i = 0; i < 3; ++i) {
+    if (raw[i]->defined()) gradients[i] = like_table(*raw[i], **tables[i]);
+  }
+  return gradients;
+}
+
+AttentionBackwardCall make_backward_call(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
+                                         const at::Tensor& v, const MaybeTensor& gain, const MaybeTensor& bias,
+                                         const MaybeTensor& gate, const at::Tensor& out, const at::Tensor& lse,
+                                         std::optional<double> scale) {
+  AttentionBackwardCall call;
+  static_cast<AttentionCall&>(call) = make_call(q, k, v, gain, bias, gate, scale);
+  TORCH_CHECK_VALUE(dout.sizes() == q.sizes(), "violin::attention: dout has shape ", dout.sizes(), "; expected ",
+                    q.sizes());
+  TORCH_CHECK_VALUE(out.sizes() == q.sizes(), "violin::attention: out has shape ", out.sizes(), "; expected ",
+                    q.sizes());
+  TORCH_CHECK_VALUE(lse.sizes() == q.sizes().slice(0, 3), "violin::attention: lse has shape ", lse.sizes(),
+                    "; expected ", q.sizes().slice(0, 3));
+  call.dout = unit_stride(dout.to(q.scalar_type()));
+  call.out = unit_stride(out.to(q.scalar_type()));
+  call.lse = lse.to(accumulate_type(q.scalar_type())).contiguous();
+  return call;
+}
+
+kernels::DType kernel_type(at::ScalarType type) {
+  switch (type) {
+    case at::kDouble:
+      return kernels::DType::kFloat64;
+    case at::kBFloat16:
+      return kernels::DType::kBFloat16;
+    case at::kHalf:
+      return kernels::DType::kFloat16;
+    default:
+      return kernels::DType::kFloat32;
+  }
+}
+
+kernels::ConstHeads const_heads(const at::Tensor& tensor) {
+  return {tensor.const_data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
+}
+
+kernels::MutableHeads mutable_heads(const at::Tensor& tensor) {
+  if (!tensor.defined()) return {};
+  return {tensor.mutable_data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
+}
+
+kernels::Table table_view(const at::Tensor& table) {
+  if (!table.defined()) return {};
+  return {table.const_data_ptr(), table.size(0) == 1 ? 0 : table.stride(0), table.size(1) == 1 ? 0 : table.stride(1),
+          table.stride(2)};
+}
+
+void* data_or_null(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.mutable_data_ptr() : nullptr;
+}
+
+// What forward and backward share.
+template <class Parameters>
+void fill(Parameters& parameters, const AttentionCall& call) {
+  parameters.shape = {call.q.size(0), call.q.size(1), call.q.size(2), call.k.size(2), call.q.size(3), call.groups};
+  parameters.dtype = kernel_type(call.q.scalar_type());
+  parameters.scale = call.scale;
+  parameters.q = const_heads(call.q);
+  parameters.k = const_heads(call.k);
+  parameters.v = const_heads(call.v);
+  parameters.gain = table_view(call.gain);
+  parameters.bias = table_view(call.bias);
+  parameters.gate = table_view(call.gate);
+}
+
+}  // namespace
+
+Tensors2 forward_with(const AttentionBackend& backend, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                      const MaybeTensor& gain, const MaybeTensor& bias, const MaybeTensor& gate,
+                      std::optional<double> scale) {
+  AttentionCall call = make_call(q, k, v, gain, bias, gate, scale);
+  call.out = empty_heads(q, q.sizes());
+  call.lse = at::empty({q.size(0), q.size(1), q.size(2)}, q.options().dtype(accumulate_type(q.scalar_type())));
+  if (is_empty(call)) {
+    call.out.zero_();
+    call.lse.fill_(-std::numeric_limits<double>::infinity());
+  } else {
+    backend.forward(call);
+  }
+  return {call.out, call.lse};
+}
+
+Tensors6 backward_with(const AttentionBackend& backend, const at::Tensor& dout, const at::Tensor& q,
+                       const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain, const MaybeTensor& bias,
+                       const MaybeTensor& gate, const at::Tensor& out, const at::Tensor& lse,
+                       std::optional<double> scale, std::array<bool, 6> need) {
+  AttentionBackwardCall call = make_backward_call(dout, q, k, v, gain, bias, gate, out, lse, scale);
+  if (need[0]) call.dq = empty_heads(q, q.sizes());
+  if (need[1]) call.dk = empty_heads(k, k.sizes());
+  if (need[2]) call.dv = empty_heads(v, v.sizes());
+  const auto tables = run_backward(backend, call, {&gain, &bias, &gate}, {need[3], need[4], need[5]});
+  return {call.dq, call.dk, call.dv, tables[0], tables[1], tables[2]};
+}
+
+Tensors4 qkv_backward_with(const AttentionBackend& backend, const at::Tensor& dout, const at::Tensor& qkv,
+                           const MaybeTensor& gain, const MaybeTensor& bias, const MaybeTensor& gate,
+                           const at::Tensor& out, const at::Tensor& lse, std::optional<double> scale,
+                           std::array<bool, 4> need) {
+  check_packed(qkv);
+  AttentionBackwardCall call =
+      make_backward_call(dout, unpack(qkv, 0), unpack(qkv, 1), unpack(qkv, 2), gain, bias, gate, out, lse, scale);
+  at::Tensor dqkv;
+  if (need[0]) {
+    // The three gradients are written where they belong.
+    dqkv = at::empty(qkv.sizes(), qkv.options());
+    call.dq = unpack(dqkv, 0);
+    call.dk = unpack(dqkv, 1);
+    call.dv = unpack(dqkv, 2);
+  }
+  const auto tables = run_backward(backend, call, {&gain, &bias, &gate}, {need[1], need[2], need[3]});
+  return {dqkv, tables[0], tables[1], tables[2]};
+}
+
+kernels::AttentionForward kernel_parameters(const AttentionCall& call) {
+  kernels::AttentionForward parameters;
+  fill(parameters, call);
+  parameters.out = mutable_heads(call.out);
+  parameters.lse = call.lse.mutable_data_ptr();
+  return parameters;
+}
+
+kernels::AttentionBackward kernel_parameters(const AttentionBackwardCall& call) {
+  kernels::AttentionBackward parameters;
+  fill(parameters, call);
+  parameters.out = const_heads(call.out);
+  parameters.dout = const_heads(call.dout);
+  parameters.lse = call.lse.const_data_ptr();
+  parameters.dq = mutable_heads(call.dq);
+  parameters.dk = mutable_heads(call.dk);
+  parameters.dv = mutable_heads(call.dv);
+  parameters.dgain = data_or_null(call.dgain);
+  parameters.dbias = data_or_null(call.dbias);
+  parameters.dgate = data_or_null(call.dgate);
+  return parameters;
+}
+
+}  // namespace violin::ops

@@ -1,0 +1,48 @@
+// Checks of operator arguments. Sizes are symbolic so that the same checks serve real tensors and the fake ones of
+// torch.compile; messages name the argument, what was expected and what came.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+#include "violin/ops/ops.h"
+
+namespace violin::ops {
+
+// Sizes that the arguments agree upon.
+struct AttentionSizes {
+  c10::SymInt batch, heads, queries, keys, dim;
+  c10::SymInt groups = 1;  // of the tables
+};
+
+// Throws unless q [B,h,Nq,d], k and v [B,h,Nk,d] and the tables [G or nothing, h or 1, Nq, Nk] fit together.
+AttentionSizes check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,
+                               const MaybeTensor& bias, const MaybeTensor& gate);
+
+// Throws unless qkv is [B,N,3,h,d]; what is inside is checked when it is taken apart.
+void check_packed(const at::Tensor& qkv);
+
+// Throws unless lse is [B,h,Nq] and rows int64 [R].
+void check_rows(const at::Tensor& q, const at::Tensor& k, const at::Tensor& lse, const at::Tensor& rows,
+                const MaybeTensor& gain, const MaybeTensor& bias, const MaybeTensor& gate);
+
+struct DecayMaskSizes {
+  c10::SymInt groups, curves, axes, tokens, heads;
+  bool grouped = false;         // ranks came with G
+  bool decay_per_axis = false;  // log_decay came as [C,A,h]
+};
+
+DecayMaskSizes check_decay_mask(const at::Tensor& ranks, const at::Tensor& log_decay, const MaybeTensor& weight,
+                                std::int64_t prefix, const MaybeTensor& prefix_decay);
+
+// float32, and float64 beside float64: the type of tables, log-sum-exps and everything that is summed.
+inline at::ScalarType accumulate_type(at::ScalarType inputs) {
+  return inputs == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+inline bool present(const MaybeTensor& tensor) {
+  return tensor.has_value() && tensor->defined();
+}
+
+}  // namespace violin::ops

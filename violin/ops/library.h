@@ -1,0 +1,45 @@
+// The operators that the dispatcher knows, as functions: what is not in ops.h is for the other files of this folder.
+// The names that Python sees are the same with `torch.ops.violin.` in front.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "violin/ops/ops.h"
+
+namespace violin::ops {
+
+using Tensors2 = std::tuple<at::Tensor, at::Tensor>;
+using Tensors3 = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+using Tensors4 = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+using Tensors6 = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+
+// out [B,h,Nq,d] and the log-sum-exp [B,h,Nq].
+Tensors2 attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,
+                           const MaybeTensor& bias, const MaybeTensor& gate, std::optional<double> scale);
+
+// dq, dk, dv, dgain, dbias, dgate; undefined where not needed.
+Tensors6 attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const MaybeTensor& gain, const MaybeTensor& bias, const MaybeTensor& gate,
+                            const at::Tensor& out, const at::Tensor& lse, std::optional<double> scale,
+                            std::array<bool, 6> need);
+
+// dqkv [B,N,3,h,d], dgain, dbias, dgate; dout and out are [B,h,N,d].
+Tensors4 attention_qkv_backward(const at::Tensor& dout, const at::Tensor& qkv, const MaybeTensor& gain,
+                                const MaybeTensor& bias, const MaybeTensor& gate, const at::Tensor& out,
+                                const at::Tensor& lse, std::optional<double> scale, std::array<bool, 4> need);
+
+at::Tensor decay_mask_forward(const at::Tensor& ranks, const at::Tensor& log_decay, const MaybeTensor& weight,
+                              std::int64_t prefix, const MaybeTensor& prefix_decay, bool log_space);
+
+// dlog_decay, dweight, dprefix_decay; undefined where not needed.
+Tensors3 decay_mask_backward(const at::Tensor& dmask, const at::Tensor& ranks, const at::Tensor& log_decay,
+                             const MaybeTensor& weight, std::int64_t prefix, const MaybeTensor& prefix_decay,
+                             bool log_space, std::array<bool, 3> need);
+
+// q, k or v (0, 1, 2) of a packed projection [B,N,3,h,d], as [B,h,N,d].
+inline at::Tensor unpack(const at::Tensor& qkv, std::int64_t which) {
+  return qkv.select(2, which).transpose(1, 2);
+}
+
+}  // namespace violin::ops
