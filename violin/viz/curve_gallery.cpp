@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "violin/viz/font.h"
 #include "violin/viz/grid_plot.h"
 #include "violin/viz/pictures.h"
 #include "violin/viz/resample.h"
@@ -23,6 +24,8 @@ constexpr double kFooterHeight = 44;
 constexpr double kMaxWidth = 1160;  // between the margins, unless a single panel is wider
 constexpr std::int64_t kMaxColumns = 4;
 constexpr double kMinPanelWidth = 200;
+constexpr double kNameSize = 15;
+constexpr double kSummarySize = 11.5;
 
 // Pale and nearly grey, so that the path on top of it is what one sees first.
 Image faded(Image image) {
@@ -58,7 +61,11 @@ class Gallery {
   }
 
   Scene draw() {
-    const double panel_width = std::max(plot_.width(), kMinPanelWidth);
+    double panel_width = std::max(plot_.width(), kMinPanelWidth);
+    for (const Curve& curve : curves_) {
+      const double titles = text_room(curve.name(), kNameSize) + text_room(summary(curve, grid_), kSummarySize);
+      panel_width = std::max(panel_width, titles + 12);
+    }
     const auto count = static_cast<std::int64_t>(curves_.size());
     const auto fitting = static_cast<std::int64_t>((kMaxWidth + kGapX) / (panel_width + kGapX));
     const std::int64_t columns =
@@ -110,10 +117,10 @@ class Gallery {
   }
 
   void panel(const Curve& curve, Point corner, double width) {
-    add(Text{.baseline = {corner.x, corner.y + 13}, .text = curve.name(), .size = 15, .bold = true});
+    add(Text{.baseline = {corner.x, corner.y + 13}, .text = curve.name(), .size = kNameSize, .bold = true});
     add(Text{.baseline = {corner.x + width, corner.y + 13},
              .text = summary(curve, grid_),
-             .size = 11.5,
+             .size = kSummarySize,
              .color = kSoftInk,
              .anchor = Anchor::kEnd});
     plot_.move_to({corner.x, corner.y + kTitleHeight});

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "violin/error.h"
+#include "violin/viz/font.h"
 #include "violin/viz/grid_plot.h"
 #include "violin/viz/pictures.h"
 #include "violin/viz/resample.h"
@@ -15,7 +16,8 @@ using curves::Grid;
 
 constexpr double kMargin = 32;
 constexpr double kWidth = 1078;  // of the strips, at most
-constexpr double kLabelWidth = 84;
+constexpr double kMinLabelWidth = 84;
+constexpr double kLabelSize = 13;
 constexpr double kRowGap = 14;
 constexpr double kLineGap = 2;
 constexpr double kOriginalSide = 150;
@@ -79,6 +81,9 @@ Scene flattened(std::span<const Curve> curves, const Grid& grid, const Image* ph
     if (curve != z) rows.push_back(curve);
   }
 
+  double label_width = kMinLabelWidth;
+  for (const Curve& curve : rows) label_width = std::max(label_width, text_room(curve.name(), kLabelSize) + 14);
+
   const Strip strip = lay_out(grid.cells());
   // Pixels of a patch; one is enough for a flat colour.
   const std::int64_t side =
@@ -94,11 +99,11 @@ Scene flattened(std::span<const Curve> curves, const Grid& grid, const Image* ph
   Scene scene;
   scene.title = "An image of " + grid_title(grid) + " patches as a sequence";
   const double strip_width = static_cast<double>(strip.per_line) * strip.patch;
-  scene.width = std::max(kLabelWidth + strip_width, kLabelWidth + original_width + 500) + 2 * kMargin;
+  scene.width = std::max(label_width + strip_width, label_width + original_width + 500) + 2 * kMargin;
   scene.height = 2 * kMargin + header + static_cast<double>(rows.size()) * (row_height + kRowGap) - kRowGap;
 
   const auto add = [&scene](Shape shape) { scene.shapes.push_back(std::move(shape)); };
-  const double left = kMargin + kLabelWidth;
+  const double left = kMargin + label_width;
   add(Picture{.box = {left, kMargin, original_width, original_height}, .image = original, .smooth = photo != nullptr});
   for (std::int64_t c = 1; c < grid.width && cell >= 6; ++c) {
     const double x = left + static_cast<double>(c) * cell;
@@ -119,7 +124,7 @@ Scene flattened(std::span<const Curve> curves, const Grid& grid, const Image* ph
 
   double y = kMargin + header;
   for (const Curve& curve : rows) {
-    add(Text{.baseline = {kMargin, y + row_height / 2 + 4}, .text = curve.name(), .size = 13, .bold = true});
+    add(Text{.baseline = {kMargin, y + row_height / 2 + 4}, .text = curve.name(), .size = kLabelSize, .bold = true});
     double line_y = y;
     std::vector<std::int32_t> sequence;
     for (const std::vector<std::int32_t>& path : paths_of(curve, grid)) {

@@ -18,4 +18,9 @@ std::vector<std::vector<Point>> text_strokes(std::string_view text, double size)
 
 double text_width(std::string_view text, double size);
 
+// Room for a text in either backend: readers' fonts are wider than ours, bold ones more so.
+inline double text_room(std::string_view text, double size) {
+  return 1.2 * text_width(text, size);
+}
+
 }  // namespace violin::viz

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "violin/viz/font.h"
 #include "violin/viz/grid_plot.h"
 #include "violin/viz/pictures.h"
 
@@ -16,9 +17,10 @@ using curves::Grid;
 constexpr double kMargin = 32;
 constexpr double kHeaderHeight = 62;
 constexpr double kColumnTitleHeight = 22;
+constexpr double kNameSize = 13;
 constexpr double kLabelWidth = 84;
 constexpr double kGap = 12;
-constexpr double kGroupGap = 26;
+constexpr double kGroupGap = 30;
 constexpr double kFooterHeight = 52;
 constexpr double kMaxWidth = 1040;  // of the panels, unless their cells would get too small
 
@@ -93,14 +95,21 @@ Scene mask_panels(const MaskSweep& sweep) {
 
   const auto frames = static_cast<double>(grid.is_3d() ? grid.frames : 1);
   const auto across = static_cast<double>(columns);
-  const double room = (kMaxWidth - (across - 1) * kGap) / across;
-  const double tall = grid.is_3d() ? 70 : 200;
-  const double size = std::min(room / (static_cast<double>(grid.width) * std::min(frames, 2.0)),
-                               tall / static_cast<double>(grid.height));
-  GridPlot plot(grid, std::clamp(size, 3.0, 30.0), room);
-  const double pitch_x = std::max(plot.width(), 64.0) + kGap;
-  const double pitch_y = plot.height() + kGap;
-  const double group_height = static_cast<double>(sweep.cells.size()) * pitch_y - kGap;
+  double longest_name = 0;
+  for (const curves::Curve& curve : sweep.curves) {
+    longest_name = std::max(longest_name, text_room(curve.name(), kNameSize));
+  }
+  const double room = std::max(longest_name, (kMaxWidth - (across - 1) * kGap) / across);
+  const auto width = static_cast<double>(grid.width);
+  // Two frames and the gap between them fit beside each other.
+  const double wide = frames < 2 ? room / width : std::min((room - 8) / (2 * width), room / (2 * width + 1));
+  const double tall = (grid.is_3d() ? 70 : 200) / static_cast<double>(grid.height);
+  GridPlot plot(grid, std::clamp(std::min(wide, tall), 3.0, 30.0), room);
+  const double column_width = std::max(plot.width(), longest_name);
+  const double pitch_x = column_width + kGap;
+  const double row_gap = grid.is_3d() ? 2 * kGap : kGap;  // frames of one mask may stand in several lines
+  const double pitch_y = plot.height() + row_gap;
+  const double group_height = static_cast<double>(sweep.cells.size()) * pitch_y - row_gap;
 
   Scene scene;
   scene.title = "Decay masks over " + grid_title(grid) + " patches";
@@ -118,9 +127,9 @@ Scene mask_panels(const MaskSweep& sweep) {
   const double left = kMargin + kLabelWidth;
   double y = kMargin + kHeaderHeight;
   for (std::int64_t c = 0; c < columns; ++c) {
-    add(Text{.baseline = {left + static_cast<double>(c) * pitch_x + plot.width() / 2, y + 10},
+    add(Text{.baseline = {left + static_cast<double>(c) * pitch_x + column_width / 2, y + 10},
              .text = c < curve_count ? sweep.curves[static_cast<std::size_t>(c)].name() : "mean",
-             .size = 13,
+             .size = kNameSize,
              .anchor = Anchor::kMiddle,
              .bold = true});
   }
@@ -138,7 +147,7 @@ Scene mask_panels(const MaskSweep& sweep) {
              .color = kSoftInk});
     for (std::int64_t c = 0; c < columns; ++c) {
       const std::vector<double>& field = fields[row][static_cast<std::size_t>(c)];
-      plot.move_to({left + static_cast<double>(c) * pitch_x, y});
+      plot.move_to({left + static_cast<double>(c) * pitch_x + (column_width - plot.width()) / 2, y});
       for (std::int64_t t = 0; t < plot.frames(); ++t) {
         auto map = std::make_shared<Image>(grid.width, grid.height);
         for (std::int64_t i = 0; i < grid.width * grid.height; ++i) {
@@ -150,7 +159,7 @@ Scene mask_panels(const MaskSweep& sweep) {
       add(Dot{.center = plot.center(reference), .radius = std::max(1.2, plot.cell() * 0.24), .fill = kInk});
     }
     y += pitch_y;
-    if ((row + 1) % sweep.cells.size() == 0) y += kGroupGap - kGap;
+    if ((row + 1) % sweep.cells.size() == 0) y += kGroupGap - row_gap;
   }
 
   const double bar_y = scene.height - kMargin - 24;
