@@ -183,6 +183,12 @@ TEST(MaskPanels, TheReferenceIsBrightestAndTheScaleFitsTheMask) {
   EXPECT_TRUE(has_text(mask_panels({{0, 8, 8}, parse_curves("z"), {1.0}, {0}}), "1"));
 }
 
+TEST(MaskPanels, PutsTheFramesOfAMaskSideBySide) {
+  const std::vector<Picture> maps = all_of<Picture>(mask_panels({{2, 5, 5}, parse_curves(kEverywhere), {0.98}, {0}}));
+  EXPECT_EQ(maps[0].box.y, maps[1].box.y);
+  EXPECT_GT(maps[1].box.x, maps[0].box.x + maps[0].box.width);
+}
+
 TEST(MaskPanels, DrawsEveryGrid) {
   for (const Grid& grid : odd_grids()) {
     expect_drawable(mask_panels({grid, parse_curves(kEverywhere), {0.98}, {0, grid.cells() - 1}}), grid.to_string());

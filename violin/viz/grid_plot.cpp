@@ -22,7 +22,8 @@ void check_drawable(const Grid& grid) {
 GridPlot::GridPlot(const Grid& grid, double cell, double max_width)
     : grid_(grid), cell_(cell), gap_(std::max(8.0, cell)) {
   const double frame = static_cast<double>(grid.width) * cell;
-  per_line_ = std::clamp<std::int64_t>(static_cast<std::int64_t>((max_width + gap_) / (frame + gap_)), 1, frames());
+  per_line_ =
+      std::clamp<std::int64_t>(static_cast<std::int64_t>((max_width + gap_) / (frame + gap_) + 1e-6), 1, frames());
   // Equally full lines: 8 frames where 5 fit stand as 4 and 4.
   const std::int64_t lines = (frames() + per_line_ - 1) / per_line_;
   per_line_ = (frames() + lines - 1) / lines;
