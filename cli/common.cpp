@@ -1,0 +1,145 @@
+#include "cli/common.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "violin/data/file.h"
+
+namespace violin::cli {
+namespace {
+
+// Messages carry file names and arguments, which may hold anything.
+std::string one_line(std::string_view text) {
+  std::string line(text);
+  std::replace_if(
+      line.begin(), line.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7F; }, '?');
+  return line;
+}
+
+}  // namespace
+
+int run(std::string_view who, const std::function<void()>& work) {
+  const std::string name(who);
+  try {
+    work();
+    if (std::fflush(stdout) != 0) throw Error(std::string("cannot write to standard output: ") + std::strerror(errno));
+    return kDone;
+  } catch (const Usage& error) {
+    note(name + ": " + error.what() + " (see '" + name + " --help')");
+    return kWrongUsage;
+  } catch (const std::bad_alloc&) {
+    note(name + ": out of memory");
+  } catch (const std::exception& error) {
+    note(name + ": " + error.what());
+  }
+  return kFailed;
+}
+
+void print(std::string_view text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) {
+    throw Error(std::string("cannot write to standard output: ") + std::strerror(errno));
+  }
+}
+
+void note(std::string_view text) {
+  std::fprintf(stderr, "%s\n", one_line(text).c_str());
+}
+
+void print_array(std::span<const std::int32_t> values) {
+  print("[");
+  std::array<char, 16> buffer;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    char* start = buffer.data();
+    if (i > 0) *start++ = ',';
+    const char* end = std::to_chars(start, buffer.data() + buffer.size(), values[i]).ptr;
+    print({buffer.data(), static_cast<std::size_t>(end - buffer.data())});
+  }
+  print("]");
+}
+
+Terminal terminal() {
+  Terminal result;
+  if (isatty(STDOUT_FILENO) == 0) return result;
+  const char* type = std::getenv("TERM");
+  const char* no_color = std::getenv("NO_COLOR");
+  result.color = type != nullptr && std::strcmp(type, "dumb") != 0 && (no_color == nullptr || *no_color == 0);
+  winsize size = {};
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) result.width = size.ws_col;
+  return result;
+}
+
+void add_grid_options(CLI::App& verb, GridOptions& options) {
+  verb.add_option("-g,--grid", options.grid, "Patches: HxW, or TxHxW with frames (default 14x14)")
+      ->type_name("GRID")
+      ->group("Curves");
+  verb.add_option("-c,--curve", options.curves, "A curve; may be repeated")
+      ->type_name("NAME")
+      ->allow_extra_args(false)
+      ->group("Curves");
+  verb.add_option("-s,--set", options.set, "violin (the eight, default), normal, transposed, or a list: z,hilbert")
+      ->type_name("SET")
+      ->group("Curves");
+}
+
+Request parse_request(const GridOptions& options) {
+  Request request;
+  request.grid = argument("--grid", [&] { return curves::parse_grid(options.grid); });
+  const auto add = [&request](std::string name, const curves::Curve& curve) {
+    const auto same = [&](const NamedCurve& other) { return other.curve == curve; };
+    if (std::any_of(request.named.begin(), request.named.end(), same)) return;
+    request.named.push_back({std::move(name), curve});
+    request.curves.push_back(curve);
+  };
+  if (options.set) {
+    for (const curves::Curve& curve : argument("--set", [&] { return curves::parse_curves(*options.set); }))
+      add(curve.name(), curve);
+  } else if (options.curves.empty()) {
+    for (curves::Curve curve : curves::parse_curves("violin")) {
+      curve.per_frame = request.grid.is_3d() && curve.kind == curves::Kind::kZigzag;
+      add(curve.name(), curve);
+    }
+  }
+  for (const std::string& name : options.curves) {
+    add(name, argument("--curve", [&] { return curves::parse_curve(name); }));
+  }
+  // A curve that does not exist in so many dimensions is a mistake on the command line.
+  for (const curves::Curve& curve : request.curves) {
+    if (curve.kind != curves::Kind::kManhattan) argument("", [&] { return curves::ranks(curve, request.grid); });
+  }
+  return request;
+}
+
+void add_picture_options(CLI::App& verb, PictureOptions& options) {
+  verb.add_option("--svg", options.svg, "Write the picture as SVG")->type_name("FILE")->group("Output");
+  verb.add_option("--png", options.png, "Write the picture as PNG")->type_name("FILE")->group("Output");
+  verb.add_option("--scale", options.scale, "Pixels of the PNG per unit of the SVG (default 2)")
+      ->type_name("X")
+      ->group("Output");
+}
+
+void write_pictures(const viz::Scene& scene, const PictureOptions& options) {
+  if (options.svg && options.svg == options.png) throw Usage("--svg and --png name the same file");
+  if (!(options.scale >= 0.25 && options.scale <= 8)) throw Usage("--scale must be from 0.25 to 8");
+  // Everything is made before anything is written.
+  const std::string svg = options.svg ? viz::to_svg(scene) : "";
+  const Bytes png = options.png ? encode_png(viz::to_image(scene, options.scale)) : Bytes{};
+  if (options.svg) {
+    write_file_atomically(*options.svg, svg);
+    note("wrote " + *options.svg);
+  }
+  if (options.png) {
+    write_file_atomically(*options.png, png);
+    note("wrote " + *options.png);
+  }
+}
+
+}  // namespace violin::cli

@@ -1,0 +1,98 @@
+// What the verbs share: how they fail, how they print, and options that several of them have.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "violin/curves/curves.h"
+#include "violin/error.h"
+#include "violin/viz/scene.h"
+
+namespace violin::cli {
+
+// Exit codes: done, failed, wrong usage.
+inline constexpr int kDone = 0;
+inline constexpr int kFailed = 1;
+inline constexpr int kWrongUsage = 2;
+
+// A mistake on the command line.
+class Usage : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Runs `work` and turns what it throws into one line on stderr, after `who`, and an exit code.
+int run(std::string_view who, const std::function<void()>& work);
+
+// The value of an option (its name may be empty); what the library does not accept there is a mistake on the command
+// line.
+template <typename Parse>
+auto argument(std::string_view option, const Parse& parse) {
+  try {
+    return parse();
+  } catch (const Error& error) {
+    throw Usage((option.empty() ? "" : std::string(option) + ": ") + error.what());
+  }
+}
+
+// To stdout; throws violin::Error when it cannot be written. A note goes to stderr as one line.
+void print(std::string_view text);
+void note(std::string_view text);
+
+// A JSON array of numbers, written piece by piece so that a large one needs no memory of its own.
+void print_array(std::span<const std::int32_t> values);
+
+struct Terminal {
+  bool color = false;  // stdout is a terminal that shows colours, and NO_COLOR is not set
+  std::int64_t width = 80;
+};
+Terminal terminal();
+
+// --grid, --set, --curve
+struct GridOptions {
+  std::string grid = "14x14";
+  std::optional<std::string> set;
+  std::vector<std::string> curves;
+};
+
+struct NamedCurve {
+  std::string name;  // as it was asked for: an alias stays one
+  curves::Curve curve;
+};
+
+struct Request {
+  curves::Grid grid;
+  std::vector<NamedCurve> named;
+  std::vector<curves::Curve> curves;
+};
+
+void add_grid_options(CLI::App& verb, GridOptions& options);
+
+// The set first, then the curves; all eight when neither is given, zigzag, which has no three-dimensional form, in
+// every frame by itself. A curve that is named twice is taken once.
+Request parse_request(const GridOptions& options);
+
+// --svg, --png, --scale
+struct PictureOptions {
+  std::optional<std::string> svg;
+  std::optional<std::string> png;
+  double scale = 2;
+
+  bool wanted() const { return svg || png; }
+};
+
+void add_picture_options(CLI::App& verb, PictureOptions& options);
+void write_pictures(const viz::Scene& scene, const PictureOptions& options);
+
+// The verbs, one file each.
+void add_curves(CLI::App& app);
+void add_mask(CLI::App& app);
+
+}  // namespace violin::cli

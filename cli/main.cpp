@@ -1,0 +1,103 @@
+// The violin command: one verb per file beside this one.
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/common.h"
+#include "violin/curves/text.h"
+#include "violin/version.h"
+
+namespace violin::cli {
+namespace {
+
+// CLI11's layout without its runs of empty lines.
+class Help : public CLI::Formatter {
+ public:
+  std::string make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const override {
+    std::string text = CLI::Formatter::make_help(app, std::move(name), mode);
+    for (std::size_t at = 0; (at = text.find("\n\n\n", at)) != std::string::npos;) text.erase(at, 1);
+    return text;
+  }
+};
+
+// CLI11 ends the last line itself.
+std::string version_lines() {
+  std::string text = version_text();
+  while (text.ends_with('\n')) text.pop_back();
+  return text;
+}
+
+std::vector<std::string> verb_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; }))
+    names.push_back(verb->get_name());
+  return names;
+}
+
+// What CLI11 could not place: a verb or an option that does not exist, with the nearest one that does.
+std::string unexpected(const CLI::App& app, const CLI::App& verb) {
+  const std::vector<std::string> rest = app.remaining(true);
+  const std::string word = rest.empty() ? "" : rest.front();
+  std::vector<std::string> known;
+  const bool option = word.starts_with("-");
+  if (option) {
+    for (const CLI::Option* candidate : verb.get_options()) {
+      for (const std::string& name : candidate->get_lnames()) known.push_back("--" + name);
+    }
+  } else if (&app == &verb) {
+    known = verb_names(app);
+  }
+  const std::string nearest = known.empty() ? "" : curves::nearest_word(word.substr(0, word.find('=')), known);
+  const std::string kind = option ? "unknown option " : &app == &verb ? "unknown verb " : "unexpected argument ";
+  return kind + curves::quoted(word) + (nearest.empty() ? "" : "; did you mean '" + nearest + "'?");
+}
+
+int run_command(int argc, char** argv) {
+  CLI::App app("A learned spatial prior for vision transformers, built from space-filling curves.", "violin");
+  app.set_help_flag("-h,--help", "Show this help");
+  app.set_version_flag("--version", std::function<std::string()>(version_lines),
+                       "Show versions and what this machine offers");
+  const auto help = std::make_shared<Help>();
+  help->column_width(26);
+  help->label("SUBCOMMAND", "VERB");
+  help->label("OPTIONS", "options");
+  app.formatter(help);
+  app.require_subcommand(0, 1);
+  add_curves(app);
+  add_mask(app);
+  app.footer(R"(Examples:
+  violin curves --grid 8x8 --set normal               four curves, drawn in the terminal
+  violin curves --image photo.jpg --png curves.png    eight curves over the patches of a photo
+  violin mask --gamma 0.98 --at 7,7 --png mask.png    the decay around a patch in the middle
+
+Every verb explains itself: violin VERB --help)");
+
+  const std::vector<std::string> verbs = verb_names(app);
+  const bool named = argc > 1 && std::find(verbs.begin(), verbs.end(), argv[1]) != verbs.end();
+  return run(named ? std::string("violin ") + argv[1] : "violin", [&] {
+    try {
+      app.parse(argc, argv);
+    } catch (const CLI::Success& asked) {
+      app.exit(asked);
+      return;
+    } catch (const CLI::ParseError& error) {
+      const std::vector<CLI::App*> parsed = app.get_subcommands();
+      const CLI::App& verb = parsed.empty() ? app : *parsed.front();
+      const bool misplaced = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
+      throw Usage(misplaced ? unexpected(app, verb) : error.what());
+    }
+    if (app.get_subcommands().empty()) throw Usage("a verb is missing");
+  });
+}
+
+}  // namespace
+}  // namespace violin::cli
+
+int main(int argc, char** argv) {
+  return violin::cli::run_command(argc, argv);
+}

@@ -1,0 +1,133 @@
+// Wrong input to any verb: one line on stderr, nothing on stdout, exit 1 or 2, and no file.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+#include "tests/cli/process.h"
+#include "tests/temporary_folder.h"
+#include "violin/data/image.h"
+
+namespace violin {
+namespace {
+
+using Arguments = std::vector<std::string>;
+
+void expect_failure(const Arguments& arguments, int code, const std::string& part) {
+  const Outcome outcome = run_violin(arguments);
+  std::string line = "violin";
+  for (const std::string& argument : arguments) line += " " + argument;
+  EXPECT_EQ(outcome.code, code) << line;
+  EXPECT_EQ(outcome.out, "") << line;
+  EXPECT_NE(outcome.err.find(part), std::string::npos) << line << "\n" << outcome.err;
+  EXPECT_TRUE(outcome.err.starts_with("violin")) << outcome.err;
+  EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+}
+
+TEST(Command, HelpsAndTellsItsVersion) {
+  for (const Arguments& arguments : {Arguments{"--help"}, Arguments{"curves", "--help"}, Arguments{"mask", "-h"}}) {
+    const Outcome outcome = run_violin(arguments);
+    EXPECT_EQ(outcome.code, 0);
+    EXPECT_EQ(outcome.err, "");
+    EXPECT_NE(outcome.out.find("Examples:"), std::string::npos);
+  }
+  const Outcome version = run_violin({"--version"});
+  EXPECT_EQ(version.code, 0);
+  EXPECT_NE(version.out.find("violin"), std::string::npos);
+  EXPECT_NE(version.out.find("torch"), std::string::npos);
+}
+
+TEST(Command, ExplainsWrongVerbsAndOptions) {
+  expect_failure({}, 2, "violin --help");
+  expect_failure({"curve"}, 2, "did you mean 'curves'?");
+  expect_failure({"--nonsense"}, 2, "unknown option '--nonsense'");
+  expect_failure({"curves", "--crve", "z"}, 2, "did you mean '--curve'?");
+  expect_failure({"curves", "extra"}, 2, "unexpected argument 'extra'");
+  expect_failure({"curves", "--grid"}, 2, "--grid");
+  expect_failure({"curves", "--grid", "4x4", "--grid", "5x5"}, 2, "--grid");
+}
+
+TEST(Command, ExplainsWrongGrids) {
+  for (const std::string grid : {"0x5", "axb", "14", "1x2x3x4", "", "99999999999999999999x2"}) {
+    expect_failure({"curves", "--json", "--grid=" + grid}, 2, "grid");
+  }
+  expect_failure({"mask", "--grid", "0x5"}, 2, "grid");
+  expect_failure({"curves", "--grid", "100000x100000"}, 2, "too large");
+}
+
+TEST(Command, SuggestsTheNearestCurve) {
+  expect_failure({"curves", "--curve", "hilbrt"}, 2, "did you mean 'hilbert'?");
+  expect_failure({"mask", "--set", "snake,zigzg"}, 2, "did you mean 'zigzag'?");
+  expect_failure({"curves", "--set", ""}, 2, "--set");
+  expect_failure({"curves", "--grid", "2x3x4", "--curve", "zigzag"}, 2, "frame:zigzag");
+}
+
+TEST(Command, RefusesOptionsThatExcludeEachOther) {
+  const TemporaryFolder folder;
+  expect_failure({"curves", "--json", "--png", folder.file("a.png")}, 2, "--json");
+  expect_failure({"curves", "--json", "--flatten"}, 2, "--json");
+  expect_failure({"curves", "--flatten"}, 2, "--png");
+  expect_failure({"curves", "--image", "photo.jpg"}, 2, "--png");
+  expect_failure({"mask", "--json", "--svg", folder.file("a.svg")}, 2, "--json");
+  expect_failure({"curves", "--svg", folder.file("a"), "--png", folder.file("a")}, 2, "same file");
+  expect_failure({"curves", "--png", folder.file("a.png"), "--scale", "100"}, 2, "--scale");
+  EXPECT_EQ(folder.entries(), 0U);
+}
+
+TEST(Command, ExplainsWrongMasks) {
+  for (const std::string at : {"0,14", "-1,0", "99999999999999999999,0"}) {
+    expect_failure({"mask", "--at=" + at}, 2, "outside of the grid 14x14");
+  }
+  for (const std::string at : {"1", "1,2,3", "1,2x", ""}) {
+    expect_failure({"mask", "--at=" + at}, 2, "ROW,COLUMN");
+  }
+  expect_failure({"mask", "--grid", "2x3x4", "--at", "1,2"}, 2, "FRAME,ROW,COLUMN");
+  for (const std::string gamma : {"0", "1.0001", "nan", "abc"}) {
+    expect_failure({"mask", "--gamma=" + gamma}, 2, "--gamma");
+  }
+}
+
+TEST(Command, ReportsBrokenImagesAndWritesNothing) {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("out.png");
+  const Bytes good = encode_png(Image(20, 20));
+  write_file_atomically(folder.path() / "short.png", std::span(good).first(good.size() / 2));
+  write_file_atomically(folder.path() / "words.jpg", "these are words");
+  write_file_atomically(folder.path() / "empty.png", "");
+  for (const std::string name : {"short.png", "words.jpg", "empty.png", "missing.png", "."}) {
+    expect_failure({"curves", "--image", folder.file(name), "--png", out}, 1, folder.file(name));
+  }
+  EXPECT_EQ(folder.entries(), 3U);
+}
+
+TEST(Command, ReportsUnwritableOutputAndLeavesNoPartOfIt) {
+  const TemporaryFolder folder;
+  expect_failure({"curves", "--grid", "3x3", "--svg", folder.file("no/such/folder.svg")}, 1, "cannot write");
+  expect_failure({"mask", "--grid", "3x3", "--png", folder.path().string()}, 1, "cannot write");
+  expect_failure({"curves", "--grid", "3x3", "--png", ""}, 1, "cannot write");
+  EXPECT_EQ(folder.entries(), 0U);
+}
+
+TEST(Command, KeepsTheOldFileWhenTheNewOneCannotBeMade) {
+  const TemporaryFolder folder;
+  write_file_atomically(folder.path() / "old.svg", "old");
+  expect_failure({"curves", "--grid", "1024x1024", "--svg", folder.file("old.svg")}, 1, "too large to draw");
+  const Bytes bytes = read_file(folder.path() / "old.svg", 100);
+  EXPECT_EQ(std::string(bytes.begin(), bytes.end()), "old");
+  EXPECT_EQ(folder.entries(), 1U);
+}
+
+TEST(Command, ReportsAFullStdout) {
+  if (!std::filesystem::is_character_file("/dev/full")) GTEST_SKIP() << "no /dev/full here";
+  const Outcome outcome = run_violin({"curves", "--json"}, "/dev/full");
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_NE(outcome.err.find("standard output"), std::string::npos);
+}
+
+TEST(Command, KeepsItsMessageOnOneLineWhateverTheNameHolds) {
+  expect_failure({"curves", "--image", "a\nb\x1b[31m.png", "--png", "/nowhere/x.png"}, 1, "a?b?[31m.png");
+}
+
+}  // namespace
+}  // namespace violin
