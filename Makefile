@@ -19,7 +19,8 @@ configure: setup
 build: configure  ## Set-up and release build: build/violin, build/libviolin_ops.so
 	@cmake --build build -j $(JOBS)
 
-demo: build  ## A gallery of curves and masks over a picture, in out/demo
+demo: configure  ## A gallery of curves and masks over a picture, in out/demo
+	@cmake --build build -j $(JOBS) --target violin
 	@bash tools/demo.sh
 
 test: build check-format  ## Everything that CI checks
@@ -45,7 +46,8 @@ debug: setup  ## Unoptimised build in build-debug
 	@[ -e build-debug/build.ninja ] || $(call CONFIGURE,debug)
 	@cmake --build build-debug -j $(JOBS)
 
-bench: build  ## Ratios against peers, measured now
+bench: configure  ## Ratios against peers, measured now
+	@cmake --build build -j $(JOBS) --target violin
 	@bash tools/bench.sh
 
 install: build  ## Headers, libraries, binary and CMake package into PREFIX

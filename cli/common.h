@@ -92,6 +92,7 @@ void add_picture_options(CLI::App& verb, PictureOptions& options);
 void write_pictures(const viz::Scene& scene, const PictureOptions& options);
 
 // The verbs, one file each.
+void add_bench(CLI::App& app);
 void add_curves(CLI::App& app);
 void add_mask(CLI::App& app);
 

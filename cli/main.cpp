@@ -70,6 +70,7 @@ int run_command(int argc, char** argv) {
   app.require_subcommand(0, 1);
   add_curves(app);
   add_mask(app);
+  add_bench(app);
   app.footer(R"(Examples:
   violin curves --grid 8x8 --set normal               four curves, drawn in the terminal
   violin curves --image photo.jpg --png curves.png    eight curves over the patches of a photo

@@ -36,7 +36,6 @@ libpng-dev|have_header png.h|needed
 libcli11-dev|have_header CLI/CLI.hpp|needed
 nlohmann-json3-dev|have_header nlohmann/json.hpp|needed
 libgtest-dev|have_header gtest/gtest.h|needed
-libbenchmark-dev|have_header benchmark/benchmark.h|needed
 libwebp-dev|have_header webp/decode.h|wanted
 ccache|have_command ccache|wanted
 clang-format-19|have_command clang-format-19|wanted

@@ -2,9 +2,9 @@
 //
 //     O = ( softmax( scale * Q K^T o gain + bias ) o gate ) V                 o: elementwise
 //
-// Q [B,h,Nq,d], K and V [B,h,Nk,d], O [B,h,Nq,d]. The tables gain, bias, gate are optional, [G, h, Nq, Nk] by strides (a
-// table without heads has head stride 0), shared by the batch: image b uses table b mod G. LSE [B,h,Nq] is the natural
-// logarithm of the softmax denominator; a row whose logits are all -inf has LSE -inf and output 0.
+// Q [B,h,Nq,d], K and V [B,h,Nk,d], O [B,h,Nq,d]. The tables gain, bias, gate are optional, [G, h, Nq, Nk] by strides
+// (a table without heads has head stride 0), shared by the batch: image b uses table b mod G. LSE [B,h,Nq] is the
+// natural logarithm of the softmax denominator; a row whose logits are all -inf has LSE -inf and output 0.
 //
 // Backward, with P from the saved LSE, A = Q K^T and D = rowsum(dO o O):
 //     dP = dO V^T o gate      dZ = P o (dP - D)      dgain = scale * sum_b dZ o A     dbias = sum_b dZ

@@ -1,12 +1,13 @@
 // What the decay-mask kernels compute, as plain data. Shared by cpu/ and cuda/; no torch.
 //
-//     M[g,h,i,j] = sum_c w[c,h] * exp( sum_a log_decay[c,a,h] * |ranks[g,c,a,i] - ranks[g,c,a,j]| )      between patches
-//     M[g,h,i,j] = exp(prefix_decay[h]), or 1 without one          where i or j is one of the P prefix tokens and i != j
-//     M[g,h,i,i] = 1                                                                            for a prefix token i
+//     M[g,h,i,j] = sum_c w[c,h] * exp( sum_a log_decay[c,a,h] * |ranks[g,c,a,i] - ranks[g,c,a,j]| )      between
+//     patches M[g,h,i,j] = exp(prefix_decay[h]), or 1 without one          where i or j is one of the P prefix tokens
+//     and i != j M[g,h,i,i] = 1                                                                            for a prefix
+//     token i
 //
 // Prefix tokens (class token, registers) come first, so M is [G,h,P+N,P+N]. Outside of log_space no power is taken per
-// element: for each (curve, axis, head) the powers gamma^0 ... gamma^max are a row of numbers that M gathers, and the gradient
-// is a histogram of dM over distances, contracted with those rows once.
+// element: for each (curve, axis, head) the powers gamma^0 ... gamma^max are a row of numbers that M gathers, and the
+// gradient is a histogram of dM over distances, contracted with those rows once.
 #pragma once
 
 #include <cstdint>
@@ -21,10 +22,10 @@ struct DecayMask {
   std::int64_t axes = 1;
   std::int64_t tokens = 0;  // N
   std::int64_t heads = 0;
-  std::int64_t prefix = 0;  // P
-  DType dtype = DType::kFloat32;  // of everything below but ranks: kFloat32 or kFloat64
-  bool log_space = false;         // log M instead of M
-  bool decay_per_axis = false;    // log_decay is [C,A,h]; otherwise [C,h] and the axes' distances are added first
+  std::int64_t prefix = 0;              // P
+  DType dtype = DType::kFloat32;        // of everything below but ranks: kFloat32 or kFloat64
+  bool log_space = false;               // log M instead of M
+  bool decay_per_axis = false;          // log_decay is [C,A,h]; otherwise [C,h] and the axes' distances are added first
   const std::int32_t* ranks = nullptr;  // [G,C,A,N] contiguous, none negative
   const void* log_decay = nullptr;      // contiguous, none positive
   const void* weight = nullptr;         // [C,h] contiguous; null: 1/C

@@ -1,8 +1,8 @@
 // Fused attention on the CPU: forward and backward of violin/kernels/attention.h over tiles that stay in cache.
 //
-// A computation is a Work: a few phases whose tasks are independent of each other. The caller owns threads and memory: it
-// runs all tasks of a phase, in any order and on any threads, before the next phase begins. The tasks depend on the shape
-// alone and every sum has a fixed order, so the result has the same bits whatever the number of threads.
+// A computation is a Work: a few phases whose tasks are independent of each other. The caller owns threads and memory:
+// it runs all tasks of a phase, in any order and on any threads, before the next phase begins. The tasks depend on the
+// shape alone and every sum has a fixed order, so the result has the same bits whatever the number of threads.
 #pragma once
 
 #include <cstdint>

@@ -1,15 +1,18 @@
 // Attention backward on the CPU: five tile products per (query tile, key tile) and one pass over the tile in between.
 //
-// Everything is transposed, a row per key and a column per query: S^T = K Q^T and dP^T = V dO^T need only the small Q and dO
-// tiles transposed, the row statistics become vectors that lie along the columns, and of the three results dV += P^T dO and
-// dK += dA^T Q read the tiles as they are while dQ^T += K^T dA^T needs K^T, packed once per image and head. The tables are
-// transposed a tile at a time, once for all images that share them, and so are their gradients on the way back.
+// Everything is transposed, a row per key and a column per query: S^T = K Q^T and dP^T = V dO^T need only the small Q
+// and dO tiles transposed, the row statistics become vectors that lie along the columns, and of the three results dV +=
+// P^T dO and dK += dA^T Q read the tiles as they are while dQ^T += K^T dA^T needs K^T, packed once per image and head.
+// The tables are transposed a tile at a time, once for all images that share them, and so are their gradients on the
+// way back.
 //
-// Table gradients are summed over the images of a batch without atomics: a task owns a part of a table and walks over the
-// images in order, flushing a partial sum every kImagesPerSum images (one long float32 sum would lose accuracy).
-//   short sequences: a task is (group, head, run of images) and owns dQ, dK, dV of its images; the runs' table sums are added
+// Table gradients are summed over the images of a batch without atomics: a task owns a part of a table and walks over
+// the images in order, flushing a partial sum every kImagesPerSum images (one long float32 sum would lose accuracy).
+//   short sequences: a task is (group, head, run of images) and owns dQ, dK, dV of its images; the runs' table sums are
+//   added
 //     in order in a second phase;
-//   long ones: a task is (group, head, slab of query tiles) and owns dQ and the table rows of its slab; what the slabs add to
+//   long ones: a task is (group, head, slab of query tiles) and owns dQ and the table rows of its slab; what the slabs
+//   add to
 //     dK and dV is summed in order in a last phase.
 #include <cmath>
 #include <cstring>
@@ -33,7 +36,7 @@ class Backward {
  public:
   using Ops = RowOps<Source, Operand, Real>;
   using Product = MatMul::Function<Operand, Real>;
-  static constexpr bool kInPlace = std::is_same_v<Source, Operand>;        // operands are read where they are
+  static constexpr bool kInPlace = std::is_same_v<Source, Operand>;         // operands are read where they are
   static constexpr bool kAccumulateInPlace = std::is_same_v<Source, Real>;  // dK and dV are summed where they will be
 
   Backward(const AttentionBackward& call, const Ops* ops, Product product)
@@ -52,8 +55,8 @@ class Backward {
     short_ = queries_.padded_length() * shape_.keys <= kShortTable && shape_.batch * shape_.heads >= kTasksWanted;
     runs_ = std::min(images_, divide_up(need_dtable_ ? kTasksWanted : 2 * kTasksWanted, std::max<int64_t>(owners_, 1)));
     const int64_t slab_bytes = std::max<int64_t>(shape_.batch * shape_.heads * 2 * head_size() * sizeof(Real), 1);
-    slabs_ = std::min({queries_.count(), divide_up(kTasksWanted, std::max<int64_t>(owners_, 1)),
-                       1 + kPartialBytes / slab_bytes});
+    slabs_ = std::min(
+        {queries_.count(), divide_up(kTasksWanted, std::max<int64_t>(owners_, 1)), 1 + kPartialBytes / slab_bytes});
   }
 
   Work plan() {
@@ -247,7 +250,8 @@ class Backward {
     const int64_t dim = shape_.dim;
     product_(count, width, dim, keys.k.row(key), keys.k.ld, image.q_transposed, width, products_, width, false);
     if (need_dscores_) {
-      product_(count, width, dim, keys.v.row(key), keys.v.ld, image.do_transposed, width, dprobabilities_, width, false);
+      product_(count, width, dim, keys.v.row(key), keys.v.ld, image.do_transposed, width, dprobabilities_, width,
+               false);
     } else {
       std::fill_n(dprobabilities_, count * width, Real{0});
     }
@@ -394,7 +398,8 @@ class Backward {
       load_queries(image_[i], b, h, tile);
       keys[i] = keys_of(b, h, packed_ + index * packed_size());
       const int64_t part = slab - (kAccumulateInPlace ? 1 : 0);
-      collect(keys[i], b, h, part < 0 ? nullptr : partials_ + (part * shape_.batch * shape_.heads + index) * 2 * head_size());
+      collect(keys[i], b, h,
+              part < 0 ? nullptr : partials_ + (part * shape_.batch * shape_.heads + index) * 2 * head_size());
     }
     for (int64_t key_tile = 0; key_tile < keys_.count(); ++key_tile) {
       const int64_t key = keys_.begin(key_tile);

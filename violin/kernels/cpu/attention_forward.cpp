@@ -1,12 +1,14 @@
 // Attention forward on the CPU.
 //
-// For one image and head: K^T is packed once, tile by tile; then, for a tile of query rows and a tile of keys, S = Q K^T by a
-// tile product, one pass over S that applies the tables and turns it into probabilities against the row's running maximum,
-// and O += P V by a second tile product. With all keys in one tile (N <= 512) there is nothing to correct afterwards.
+// For one image and head: K^T is packed once, tile by tile; then, for a tile of query rows and a tile of keys, S = Q
+// K^T by a tile product, one pass over S that applies the tables and turns it into probabilities against the row's
+// running maximum, and O += P V by a second tile product. With all keys in one tile (N <= 512) there is nothing to
+// correct afterwards.
 //
 // Tables are shared by the images of a batch, so a task walks over images while its part of the tables stays in cache:
 //   short sequences: a task is (group, head, run of images), all rows; it packs K^T of each image for itself;
-//   long ones: a task is (group, head, query tile), all images; K^T of all images is packed before, in a phase of its own.
+//   long ones: a task is (group, head, query tile), all images; K^T of all images is packed before, in a phase of its
+//   own.
 #include <limits>
 
 #include "violin/kernels/cpu/attention.h"
@@ -77,9 +79,7 @@ class Forward {
 
  private:
   // K^T of one image and head, [d, padded] per key tile, and V where it cannot be read in place.
-  int64_t packed_size() const {
-    return keys_.padded_length() * shape_.dim + (kInPlace ? 0 : shape_.keys * shape_.dim);
-  }
+  int64_t packed_size() const { return keys_.padded_length() * shape_.dim + (kInPlace ? 0 : shape_.keys * shape_.dim); }
 
   void take_thread(Arena& arena) {
     const int64_t rows = queries_.largest();

@@ -7,8 +7,8 @@ std::vector<Level> available_levels() {
 #ifdef VIOLIN_X86
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
     levels.push_back(Level::kAvx2);
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl")) {
       levels.push_back(Level::kAvx512);
     }
   }

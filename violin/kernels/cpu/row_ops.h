@@ -1,8 +1,9 @@
 // Everything elementwise that attention does to a tile, as a table of functions with one implementation per instruction
-// set (row_ops_impl.h, compiled three times). The drivers in attention_forward.cpp and attention_backward.cpp see only this.
+// set (row_ops_impl.h, compiled three times). The drivers in attention_forward.cpp and attention_backward.cpp see only
+// this.
 //
-// Types: Source is what the tensors hold, Operand what tile products read (Source itself, or float where the hardware has no
-// products of the Source type), Real what is accumulated and what tables hold.
+// Types: Source is what the tensors hold, Operand what tile products read (Source itself, or float where the hardware
+// has no products of the Source type), Real what is accumulated and what tables hold.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,8 @@ struct Float16 {
 // Query tiles of the backward pass, and everything laid out beside them, are padded to a multiple of this.
 inline constexpr int64_t kLane = 16;
 
-// A row-major matrix with a leading dimension. Rows of tables end where their columns end: nothing may be read behind them.
+// A row-major matrix with a leading dimension. Rows of tables end where their columns end: nothing may be read behind
+// them.
 template <class T>
 struct Matrix {
   T* data = nullptr;
@@ -52,11 +54,11 @@ struct SoftmaxTile {
 template <class Operand, class Real>
 struct BackwardTile {
   int64_t keys = 0;
-  int64_t queries = 0;              // padded
-  Matrix<Real> products;            // A^T = (QK^T)^T
-  Matrix<Real> dprobabilities;      // (dO V^T)^T
-  Matrix<Operand> weights_out;      // (P o gate)^T, for dV; may be the memory of dprobabilities
-  Matrix<Operand> dproducts_out;    // dA^T, for dQ and dK; may be the memory of products
+  int64_t queries = 0;                  // padded
+  Matrix<Real> products;                // A^T = (QK^T)^T
+  Matrix<Real> dprobabilities;          // (dO V^T)^T
+  Matrix<Operand> weights_out;          // (P o gate)^T, for dV; may be the memory of dprobabilities
+  Matrix<Operand> dproducts_out;        // dA^T, for dQ and dK; may be the memory of products
   Matrix<const Real> gain, bias, gate;  // transposed
   Matrix<Real> dgain, dbias, dgate;     // transposed sums, added to; dgain lacks the factor scale
   Real scale = 1;

@@ -1,9 +1,10 @@
-// The one implementation of row_ops.h, compiled once per instruction set: the including file sets VIOLIN_ROW_OPS_NAME (the
-// function to define) and VIOLIN_VECTOR_BYTES, and its compiler flags decide what the compiler may use. GCC's vector extensions carry the
-// arithmetic, so the same text is SSE2, AVX2, AVX-512 or NEON; intrinsics appear only where the extensions have no word for
-// the instruction (partial loads and 2^n scaling).
+// The one implementation of row_ops.h, compiled once per instruction set: the including file sets VIOLIN_ROW_OPS_NAME
+// (the function to define) and VIOLIN_VECTOR_BYTES, and its compiler flags decide what the compiler may use. GCC's
+// vector extensions carry the arithmetic, so the same text is SSE2, AVX2, AVX-512 or NEON; intrinsics appear only where
+// the extensions have no word for the instruction (partial loads and 2^n scaling).
 //
-// Everything here has internal linkage: a function of the AVX-512 build must never be picked for another level by the linker.
+// Everything here has internal linkage: a function of the AVX-512 build must never be picked for another level by the
+// linker.
 
 #include <cmath>
 #include <cstdint>
@@ -97,11 +98,23 @@ inline Vec<T> max(Vec<T> a, Vec<T> b) {
   return b > a ? b : a;
 }
 
+// Folds a vector in halves, so the order of the operations is fixed.
+template <class T, class Fold>
+inline T horizontal(Vec<T> v, const Fold& fold) {
+  T s[kWidth<T>];
+  std::memcpy(s, &v, sizeof(v));
+  for (int64_t step = kWidth<T> / 2; step > 0; step /= 2) {
+    for (int64_t i = 0; i < step; ++i) s[i] = fold(s[i], s[i + step]);
+  }
+  return s[0];
+}
+
 template <class T>
 inline T horizontal_max(Vec<T> v) {
-  T m = v[0];
-  for (int64_t i = 1; i < kWidth<T>; ++i) m = v[i] > m ? v[i] : m;
-  return m;
+#ifdef __AVX512F__
+  if constexpr (std::is_same_v<T, float>) return _mm512_reduce_max_ps(reinterpret_cast<__m512>(v));
+#endif
+  return horizontal<T>(v, [](T a, T b) { return b > a ? b : a; });
 }
 
 template <class T>
@@ -109,26 +122,26 @@ inline T horizontal_sum(Vec<T> v) {
 #ifdef __AVX512F__
   if constexpr (std::is_same_v<T, float>) return _mm512_reduce_add_ps(reinterpret_cast<__m512>(v));
 #endif
-  T s[kWidth<T>];
-  std::memcpy(s, &v, sizeof(v));
-  for (int64_t step = kWidth<T> / 2; step > 0; step /= 2) {
-    for (int64_t i = 0; i < step; ++i) s[i] += s[i + step];
-  }
-  return s[0];
+  return horizontal<T>(v, [](T a, T b) { return a + b; });
 }
 
 // -- 2^x ------------------------------------------------------------------------------------------------------------
-// x = n + r with n whole and |r| <= 1/2; 2^r by a polynomial of degree 6 (relative error 2e-9, minimax with p(0) = 1), 2^n by
-// the exponent field. Arguments are at most a little above 0. -inf gives 0 and NaN stays NaN.
+// x = n + r with n whole and |r| <= 1/2; 2^r by a polynomial of degree 6 (relative error 2e-9, minimax with p(0) = 1),
+// 2^n by the exponent field. Arguments are at most a little above 0. -inf gives 0 and NaN stays NaN.
 
 inline Vec<float> exp2_vector(Vec<float> x) {
   // Adding 1.5 * 2^23 leaves the nearest whole number in the low bits of the mantissa.
   constexpr float kMagic = 12582912.0F;
-  constexpr float kLowest = -200.0F;
+  // Below this the result would be subnormal: it is 0, and such lanes are kept away from instructions that would stall
+  // on them.
+  constexpr float kLowest = -125.0F;
 #ifdef __AVX512F__
+  const __mmask16 is_normal =
+      _mm512_cmp_ps_mask(reinterpret_cast<__m512>(x), _mm512_set1_ps(kLowest), _CMP_NLT_UQ);  // NaN passes
   x = reinterpret_cast<Vec<float>>(_mm512_max_ps(_mm512_set1_ps(kLowest), reinterpret_cast<__m512>(x)));
 #else
-  x = x < kLowest ? fill(kLowest) : x;
+  const auto is_zero = x < kLowest;
+  x = is_zero ? fill(kLowest) : x;
 #endif
   const Vec<float> shifted = x + kMagic;
   const Vec<float> n = shifted - kMagic;
@@ -141,10 +154,11 @@ inline Vec<float> exp2_vector(Vec<float> x) {
   p = p * r + 6.93147182e-1F;
   p = p * r + 1.0F;
 #ifdef __AVX512F__
-  return reinterpret_cast<Vec<float>>(_mm512_scalef_ps(reinterpret_cast<__m512>(p), reinterpret_cast<__m512>(n)));
+  return reinterpret_cast<Vec<float>>(
+      _mm512_maskz_scalef_ps(is_normal, reinterpret_cast<__m512>(p), reinterpret_cast<__m512>(n)));
 #else
   const BitsOf<float> bits = reinterpret_cast<BitsOf<float>>(p) + (reinterpret_cast<BitsOf<float>>(shifted) << 23);
-  return x < -125.5F ? Vec<float>{} : reinterpret_cast<Vec<float>>(bits);
+  return is_zero ? Vec<float>{} : reinterpret_cast<Vec<float>>(bits);
 #endif
 }
 
@@ -412,7 +426,7 @@ struct Implementation {
       for (; c < whole; c += w) finish(c, total[0], whole_table);
       if (rest > 0) finish(whole, total[0], [&](const Real* p) { return load_first(p, rest); });
 
-      const Real correction = exp2_scalar<Real>(old_maximum - offset);
+      const Real correction = old_maximum == -kInfinity<Real> ? Real{0} : exp2_scalar<Real>(old_maximum - offset);
       tile.correction[r] = correction;
       tile.sum[r] = tile.sum[r] * correction + horizontal_sum<Real>(total[0] + total[1]);
       tile.maximum[r] = maximum;
@@ -458,7 +472,8 @@ struct Implementation {
       const Source* y = b + r * b_stride;
       Vec<Real> total{};
       int64_t c = 0;
-      for (; c + kWidth<Real> <= columns; c += kWidth<Real>) total = total + load_as<Real>(x + c) * load_as<Real>(y + c);
+      for (; c + kWidth<Real> <= columns; c += kWidth<Real>)
+        total = total + load_as<Real>(x + c) * load_as<Real>(y + c);
       Real sum = horizontal_sum<Real>(total);
       for (; c < columns; ++c) sum += to_real(x[c]) * to_real(y[c]);
       out[r] = sum;

@@ -1,5 +1,5 @@
-// How attention is cut into tiles and tasks. Depends on the shape alone, never on the number of threads, so that results have
-// the same bits on every machine that uses the same instruction set.
+// How attention is cut into tiles and tasks. Depends on the shape alone, never on the number of threads, so that
+// results have the same bits on every machine that uses the same instruction set.
 #pragma once
 
 #include <algorithm>
@@ -68,7 +68,8 @@ T* at(const Heads<Void>& tensor, int64_t b, int64_t h, int64_t token = 0) {
 template <class Real>
 Matrix<const Real> at(const Table& table, int64_t g, int64_t h, int64_t row, int64_t column) {
   if (table.data == nullptr) return {};
-  return {static_cast<const Real*>(table.data) + g * table.group + h * table.head + row * table.row + column, table.row};
+  return {static_cast<const Real*>(table.data) + g * table.group + h * table.head + row * table.row + column,
+          table.row};
 }
 
 // Calls body.template operator()<Source, Operand, Real>(ops, product) for the types of a call.
