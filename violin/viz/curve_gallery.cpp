@@ -81,8 +81,10 @@ class Gallery {
     scene_.title = "Space-filling curves over " + grid_title(grid_) + " patches";
     header();
     for (std::int64_t i = 0; i < count; ++i) {
-      const Point corner = {kMargin + static_cast<double>(i % columns) * (panel_width + kGapX),
-                            kMargin + kHeaderHeight + static_cast<double>(i / columns) * (panel_height + kGapY)};
+      const std::int64_t line = i / columns;
+      const std::int64_t column = i % columns;
+      const Point corner = {kMargin + static_cast<double>(column) * (panel_width + kGapX),
+                            kMargin + kHeaderHeight + static_cast<double>(line) * (panel_height + kGapY)};
       panel(curves_[static_cast<std::size_t>(i)], corner, panel_width);
     }
     footer();

@@ -35,15 +35,18 @@ double GridPlot::width() const {
 }
 
 double GridPlot::height() const {
-  const auto lines = static_cast<double>((frames() + per_line_ - 1) / per_line_);
+  const std::int64_t rows = (frames() + per_line_ - 1) / per_line_;
+  const auto lines = static_cast<double>(rows);
   return lines * static_cast<double>(grid_.height) * cell_ + (lines - 1) * gap_;
 }
 
 Box GridPlot::frame_box(std::int64_t frame) const {
   const double width = static_cast<double>(grid_.width) * cell_;
   const double height = static_cast<double>(grid_.height) * cell_;
-  return {origin_.x + static_cast<double>(frame % per_line_) * (width + gap_),
-          origin_.y + static_cast<double>(frame / per_line_) * (height + gap_), width, height};
+  const std::int64_t line = frame / per_line_;
+  const std::int64_t column = frame % per_line_;
+  return {origin_.x + static_cast<double>(column) * (width + gap_),
+          origin_.y + static_cast<double>(line) * (height + gap_), width, height};
 }
 
 Box GridPlot::cell_box(std::int64_t cell) const {

@@ -38,13 +38,14 @@ std::string cell_label(const Grid& grid, std::int64_t cell) {
 
 // The bottom of the colour scale: 0, or, for masks that stay close to 1, as high as leaves them all inside.
 double scale_bottom(double smallest) {
-  double bottom = 0;
-  for (double step = 1; step > 1e-6; step /= 10) {
-    for (const double part : {1.0, 0.5, 0.2}) {
-      if (1 - smallest <= part * step) bottom = 1 - part * step;
-    }
+  double range = 1;
+  // 1, 0.5, 0.2, 0.1, 0.05, ...
+  for (int i = 0; i < 18; ++i) {
+    const double next = range * (i % 3 == 1 ? 0.4 : 0.5);
+    if (1 - smallest > next) break;
+    range = next;
   }
-  return bottom;
+  return 1 - range;
 }
 
 }  // namespace

@@ -77,8 +77,8 @@ class Canvas {
 
   void draw(const Polyline& shape) {
     if (shape.points.size() < 2 || shape.colors.empty()) return;
-    std::vector<Point> points;
-    for (const Point& point : shape.points) points.push_back({point.x * scale_, point.y * scale_});
+    std::vector<Point> points = shape.points;
+    for (Point& point : points) point = {point.x * scale_, point.y * scale_};
     stroke({&points, 1}, shape.width * scale_, shape.colors);
   }
 
