@@ -65,7 +65,10 @@ std::vector<Path> cpu_paths() {
 
 Path choose_path(c10::DeviceType device) {
   const std::optional<Path> path = requested();
-  if (path == Path::kReference || device != c10::DeviceType::CPU) return Path::kReference;
+  if (path == Path::kReference) return Path::kReference;
+  // The best for a CUDA device is up to the device, which may be one of several: sm90 means "as far as it goes".
+  if (device == c10::DeviceType::CUDA) return path.has_value() && is_cuda_path(*path) ? *path : Path::kSm90;
+  if (device != c10::DeviceType::CPU) return Path::kReference;
   const Path best = from_level(kernels::cpu::best_level());
   if (!path.has_value() || is_cuda_path(*path)) return best;
   if (*path > best) {

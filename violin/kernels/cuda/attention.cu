@@ -1,0 +1,107 @@
+// Chooses the kernels of an attention call, and holds the one small kernel that every backward pass starts with.
+#include "violin/kernels/cuda/attention.h"
+
+#include "violin/kernels/cuda/common.cuh"
+
+namespace violin::kernels::cuda {
+namespace {
+
+template <class T>
+struct Wide {
+  using type = float;
+};
+template <>
+struct Wide<double> {
+  using type = double;
+};
+
+// One warp per row.
+template <class T>
+__global__ void delta_kernel(const __grid_constant__ AttentionBackward p, typename Wide<T>::type* delta) {
+  using W = typename Wide<T>::type;
+  const std::int64_t row = blockIdx.x * static_cast<std::int64_t>(blockDim.x / 32) + threadIdx.x / 32;
+  if (row >= p.shape.batch * p.shape.heads * p.shape.queries) return;
+  const std::int64_t i = row % p.shape.queries;
+  const std::int64_t h = row / p.shape.queries % p.shape.heads;
+  const std::int64_t b = row / p.shape.queries / p.shape.heads;
+  const T* o = head_of<T>(p.out, b, h) + i * p.out.token;
+  const T* g = head_of<T>(p.dout, b, h) + i * p.dout.token;
+  W sum = 0;
+  for (std::int64_t c = threadIdx.x % 32; c < p.shape.dim; c += 32) sum += static_cast<W>(o[c]) * static_cast<W>(g[c]);
+  for (int s = 16; s > 0; s /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, s);
+  if (threadIdx.x % 32 == 0) delta[row] = sum;
+}
+
+template <class T>
+void start_delta(const AttentionBackward& p, void* delta, cudaStream_t stream) {
+  const std::int64_t rows = p.shape.batch * p.shape.heads * p.shape.queries;
+  delta_kernel<T>
+      <<<static_cast<unsigned>(ceil_div(rows, 8)), 256, 0, stream>>>(p, static_cast<typename Wide<T>::type*>(delta));
+}
+
+std::size_t delta_bytes(const AttentionBackward& p) {
+  return align256(static_cast<std::size_t>(p.shape.batch * p.shape.heads * p.shape.queries) *
+                  (p.dtype == DType::kFloat64 ? 8 : 4));
+}
+
+bool empty(const AttentionShape& s) {
+  return s.batch == 0 || s.heads == 0 || s.queries == 0;
+}
+bool is_wide(DType t) {
+  return t == DType::kFloat32 || t == DType::kFloat64;
+}
+
+}  // namespace
+
+cudaError_t launch_delta(const AttentionBackward& p, void* delta, cudaStream_t stream) {
+  switch (p.dtype) {
+    case DType::kFloat32:
+      start_delta<float>(p, delta, stream);
+      break;
+    case DType::kFloat64:
+      start_delta<double>(p, delta, stream);
+      break;
+    case DType::kBFloat16:
+      start_delta<__nv_bfloat16>(p, delta, stream);
+      break;
+    case DType::kFloat16:
+      start_delta<__half>(p, delta, stream);
+      break;
+  }
+  return cudaGetLastError();
+}
+
+Path best_path() {
+  int device = 0;
+  int major = 0;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess) {
+    return Path::kSm80;
+  }
+  return major == 9 ? Path::kSm90 : Path::kSm80;
+}
+
+std::size_t scratch_bytes(const AttentionForward& p, Path path) {
+  return path == Path::kSm90 && has_sm90_kernel(p) ? scratch_sm90(p) : 0;
+}
+
+std::size_t scratch_bytes(const AttentionBackward& p, Path path) {
+  return path == Path::kSm90 && has_sm90_kernel(p) ? scratch_sm90(p) : delta_bytes(p);
+}
+
+cudaError_t launch(const AttentionForward& p, Path path, void* scratch, cudaStream_t stream) {
+  if (empty(p.shape)) return cudaSuccess;
+  if (is_wide(p.dtype)) return launch_simt(p, stream);
+  if (path == Path::kSm90 && has_sm90_kernel(p)) return launch_sm90(p, scratch, stream);
+  return launch_sm80(p, stream);
+}
+
+cudaError_t launch(const AttentionBackward& p, Path path, void* scratch, cudaStream_t stream) {
+  if (empty(p.shape)) return cudaSuccess;
+  if (!is_wide(p.dtype) && path == Path::kSm90 && has_sm90_kernel(p)) return launch_sm90(p, scratch, stream);
+  if (const cudaError_t e = launch_delta(p, scratch, stream); e != cudaSuccess) return e;
+  if (is_wide(p.dtype)) return launch_simt(p, scratch, stream);
+  return launch_sm80(p, static_cast<float*>(scratch), stream);
+}
+
+}  // namespace violin::kernels::cuda

@@ -1,0 +1,471 @@
+// Attention in float32 and float64 on the ordinary arithmetic units: the exact path, and the reference of the fast
+// ones.
+//
+// A block of 16 x 16 threads works on square tiles of 16 M x 16 M logits; a thread owns the M x M of them at rows ty +
+// 16 a and columns tx + 16 c, so that a product step reads 2 M numbers from shared memory for M^2 multiply-adds. Rows
+// of a tile in shared memory are d + 1 numbers apart, which keeps the 16 columns of a step in different banks. The
+// backward pass is three kernels, each owning what it sums: dK and dV per key tile, dQ per query tile, the tables'
+// gradients per (query, key) tile with a loop over the images. Nothing is summed with atomics.
+#include "violin/kernels/cuda/common.cuh"
+
+namespace violin::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kMaxDimSteps = 8;    // d <= 128 in columns of 16
+constexpr int kImagesPerSum = 16;  // float32 sums over many images lose bits; sums of sums of 16 do not
+
+template <class T>
+__device__ __forceinline__ T infinity() {
+  return static_cast<T>(INFINITY);
+}
+
+// Rows [first, first + kTile) of a head into shared memory; rows past the end become 0.
+template <class T, int kTile>
+__device__ void load_rows(T* to, const T* from, std::int64_t stride, int first, int rows, int d) {
+  for (int x = threadIdx.x; x < kTile * d; x += kThreads) {
+    const int r = x / d;
+    const int c = x % d;
+    to[r * (d + 1) + c] = first + r < rows ? from[(first + r) * stride + c] : T(0);
+  }
+}
+
+// out[a][c] = sum_k rows[ty + 16 a][k] * columns[tx + 16 c][k]
+template <class T, int M>
+__device__ __forceinline__ void product(T (&out)[M][M], const T* rows, const T* columns, int d) {
+  const int tx = threadIdx.x % 16;
+  const int ty = threadIdx.x / 16;
+  for (int a = 0; a < M; ++a)
+    for (int c = 0; c < M; ++c) out[a][c] = 0;
+  for (int k = 0; k < d; ++k) {
+    T x[M], y[M];
+#pragma unroll
+    for (int a = 0; a < M; ++a) x[a] = rows[(ty + 16 * a) * (d + 1) + k];
+#pragma unroll
+    for (int c = 0; c < M; ++c) y[c] = columns[(tx + 16 * c) * (d + 1) + k];
+#pragma unroll
+    for (int a = 0; a < M; ++a)
+#pragma unroll
+      for (int c = 0; c < M; ++c) out[a][c] += x[a] * y[c];
+  }
+}
+
+// sum[a][s] += sum_j weights[ty + 16 a][j] * rows[j][tx + 16 s], where the tile is summed by itself first: long sums of
+// float32 lose fewer bits so.
+template <class T, int M>
+__device__ __forceinline__ void accumulate(T (&sum)[M][kMaxDimSteps], const T* weights, const T* rows, int d) {
+  constexpr int kTile = 16 * M;
+  const int tx = threadIdx.x % 16;
+  const int ty = threadIdx.x / 16;
+  T part[M][kMaxDimSteps] = {};
+  for (int j = 0; j < kTile; ++j) {
+    T x[M];
+#pragma unroll
+    for (int a = 0; a < M; ++a) x[a] = weights[(ty + 16 * a) * (kTile + 1) + j];
+#pragma unroll
+    for (int s = 0; s < kMaxDimSteps; ++s) {
+      const int c = tx + 16 * s;
+      if (c < d) {
+        const T y = rows[j * (d + 1) + c];
+#pragma unroll
+        for (int a = 0; a < M; ++a) part[a][s] += x[a] * y;
+      }
+    }
+  }
+#pragma unroll
+  for (int a = 0; a < M; ++a)
+#pragma unroll
+    for (int s = 0; s < kMaxDimSteps; ++s) sum[a][s] += part[a][s];
+}
+
+template <class T, int M>
+__device__ __forceinline__ void store(const T (&sum)[M][kMaxDimSteps], T* to, std::int64_t stride, int first, int rows,
+                                      int d, T factor) {
+  const int tx = threadIdx.x % 16;
+  const int ty = threadIdx.x / 16;
+#pragma unroll
+  for (int a = 0; a < M; ++a)
+#pragma unroll
+    for (int s = 0; s < kMaxDimSteps; ++s) {
+      const int r = first + ty + 16 * a;
+      const int c = tx + 16 * s;
+      if (r < rows && c < d) to[r * stride + c] = sum[a][s] * factor;
+    }
+}
+
+template <class T, int M>
+__global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant__ AttentionForward p) {
+  constexpr int kTile = 16 * M;
+  extern __shared__ __align__(16) unsigned char shared[];
+  const int d = static_cast<int>(p.shape.dim);
+  const int nq = static_cast<int>(p.shape.queries);
+  const int nk = static_cast<int>(p.shape.keys);
+  T* q = reinterpret_cast<T*>(shared);
+  T* k = q + kTile * (d + 1);
+  T* v = k + kTile * (d + 1);
+  T* weights = v + kTile * (d + 1);
+  const int tiles = (nq + kTile - 1) / kTile;
+  const int i0 = static_cast<int>(blockIdx.x % tiles) * kTile;
+  const std::int64_t b = blockIdx.x / tiles / p.shape.heads;
+  const std::int64_t h = blockIdx.x / tiles % p.shape.heads;
+  const std::int64_t g = b % p.shape.groups;
+  const T* gain = slice_of<T>(p.gain, g, h);
+  const T* bias = slice_of<T>(p.bias, g, h);
+  const T* gate = slice_of<T>(p.gate, g, h);
+  const int tx = threadIdx.x % 16;
+  const int ty = threadIdx.x / 16;
+
+  T sum[M][kMaxDimSteps] = {};
+  T maximum[M], total[M];
+  for (int a = 0; a < M; ++a) {
+    maximum[a] = -infinity<T>();
+    total[a] = 0;
+  }
+  load_rows<T, kTile>(q, head_of<T>(p.q, b, h), p.q.token, i0, nq, d);
+  for (int j0 = 0; j0 < nk; j0 += kTile) {
+    __syncthreads();
+    load_rows<T, kTile>(k, head_of<T>(p.k, b, h), p.k.token, j0, nk, d);
+    load_rows<T, kTile>(v, head_of<T>(p.v, b, h), p.v.token, j0, nk, d);
+    __syncthreads();
+    T z[M][M];
+    product<T, M>(z, q, k, d);
+#pragma unroll
+    for (int a = 0; a < M; ++a) {
+      const int i = i0 + ty + 16 * a;
+      T top = maximum[a];
+#pragma unroll
+      for (int c = 0; c < M; ++c) {
+        const int j = j0 + tx + 16 * c;
+        if (i < nq && j < nk) {
+          z[a][c] *= static_cast<T>(p.scale);
+          if (gain) z[a][c] *= gain[i * p.gain.row + j];
+          if (bias) z[a][c] += bias[i * p.bias.row + j];
+        } else {
+          z[a][c] = -infinity<T>();
+        }
+        top = max(top, z[a][c]);
+      }
+      for (int s = 8; s > 0; s /= 2) top = max(top, __shfl_xor_sync(0xffffffffu, top, s));
+      const T shift = top == -infinity<T>() ? T(0) : top;
+      const T decay = exp(maximum[a] - shift);
+      maximum[a] = top;
+      total[a] *= decay;
+#pragma unroll
+      for (int s = 0; s < kMaxDimSteps; ++s) sum[a][s] *= decay;
+#pragma unroll
+      for (int c = 0; c < M; ++c) {
+        const int j = j0 + tx + 16 * c;
+        T weight = exp(z[a][c] - shift);
+        total[a] += weight;
+        if (gate && i < nq && j < nk) weight *= gate[i * p.gate.row + j];
+        weights[(ty + 16 * a) * (kTile + 1) + tx + 16 * c] = weight;
+      }
+    }
+    __syncthreads();
+    accumulate<T, M>(sum, weights, v, d);
+  }
+#pragma unroll
+  for (int a = 0; a < M; ++a) {
+    T t = total[a];
+    for (int s = 8; s > 0; s /= 2) t += __shfl_xor_sync(0xffffffffu, t, s);
+    const T inverse = t > 0 ? T(1) / t : T(0);
+#pragma unroll
+    for (int s = 0; s < kMaxDimSteps; ++s) sum[a][s] *= inverse;
+    const int i = i0 + ty + 16 * a;
+    if (tx == 0 && i < nq) {
+      static_cast<T*>(p.lse)[(b * p.shape.heads + h) * nq + i] = t > 0 ? maximum[a] + log(t) : -infinity<T>();
+    }
+  }
+  store<T, M>(sum, head_of<T>(p.out, b, h), p.out.token, i0, nq, d, T(1));
+}
+
+// What one element of the logits contributes to the gradients.
+template <class T>
+struct Element {
+  T weight;    // P o gate
+  T dlogit;    // dZ
+  T dproduct;  // dZ o gain; times scale it is dA
+  T dgate;
+};
+
+template <class T>
+struct Tables {
+  const T* gain;
+  const T* bias;
+  const T* gate;
+  std::int64_t gain_row, bias_row, gate_row;
+  T scale;
+
+  __device__ Tables(const AttentionBackward& p, std::int64_t g, std::int64_t h)
+      : gain(slice_of<T>(p.gain, g, h)),
+        bias(slice_of<T>(p.bias, g, h)),
+        gate(slice_of<T>(p.gate, g, h)),
+        gain_row(p.gain.row),
+        bias_row(p.bias.row),
+        gate_row(p.gate.row),
+        scale(static_cast<T>(p.scale)) {}
+
+  // product: (Q K^T)[i,j]; dot: (dO V^T)[i,j]
+  __device__ Element<T> element(T product, T dot, int i, int j, T lse, T delta) const {
+    const T m = gain ? gain[i * gain_row + j] : T(1);
+    T z = product * scale * m;
+    if (bias) z += bias[i * bias_row + j];
+    const T weight = lse == -infinity<T>() ? T(0) : exp(z - lse);
+    const T open = gate ? gate[i * gate_row + j] : T(1);
+    const T dlogit = weight * (dot * open - delta);
+    return {weight * open, dlogit, dlogit * m, weight * dot};
+  }
+};
+
+// dK and dV of a key tile: rows of the tile are keys, columns queries.
+template <class T, int M>
+__global__ void __launch_bounds__(kThreads) dkv_kernel(const __grid_constant__ AttentionBackward p, const T* delta) {
+  constexpr int kTile = 16 * M;
+  extern __shared__ __align__(16) unsigned char shared[];
+  const int d = static_cast<int>(p.shape.dim);
+  const int nq = static_cast<int>(p.shape.queries);
+  const int nk = static_cast<int>(p.shape.keys);
+  T* k = reinterpret_cast<T*>(shared);
+  T* v = k + kTile * (d + 1);
+  T* q = v + kTile * (d + 1);
+  T* g_out = q + kTile * (d + 1);
+  T* weights = g_out + kTile * (d + 1);
+  T* dproducts = weights + kTile * (kTile + 1);
+  const int tiles = (nk + kTile - 1) / kTile;
+  const int j0 = static_cast<int>(blockIdx.x % tiles) * kTile;
+  const std::int64_t b = blockIdx.x / tiles / p.shape.heads;
+  const std::int64_t h = blockIdx.x / tiles % p.shape.heads;
+  const Tables<T> tables(p, b % p.shape.groups, h);
+  const T* lse = static_cast<const T*>(p.lse) + (b * p.shape.heads + h) * nq;
+  delta += (b * p.shape.heads + h) * nq;
+  const int tx = threadIdx.x % 16;
+  const int ty = threadIdx.x / 16;
+
+  T dk[M][kMaxDimSteps] = {};
+  T dv[M][kMaxDimSteps] = {};
+  load_rows<T, kTile>(k, head_of<T>(p.k, b, h), p.k.token, j0, nk, d);
+  load_rows<T, kTile>(v, head_of<T>(p.v, b, h), p.v.token, j0, nk, d);
+  for (int i0 = 0; i0 < nq; i0 += kTile) {
+    __syncthreads();
+    load_rows<T, kTile>(q, head_of<T>(p.q, b, h), p.q.token, i0, nq, d);
+    load_rows<T, kTile>(g_out, head_of<T>(p.dout, b, h), p.dout.token, i0, nq, d);
+    __syncthreads();
+    T product_ji[M][M], dot_ji[M][M];
+    product<T, M>(product_ji, k, q, d);
+    product<T, M>(dot_ji, v, g_out, d);
+#pragma unroll
+    for (int a = 0; a < M; ++a)
+#pragma unroll
+      for (int c = 0; c < M; ++c) {
+        const int i = i0 + tx + 16 * c;
+        const int j = j0 + ty + 16 * a;
+        Element<T> e{};
+        if (i < nq && j < nk) e = tables.element(product_ji[a][c], dot_ji[a][c], i, j, lse[i], delta[i]);
+        weights[(ty + 16 * a) * (kTile + 1) + tx + 16 * c] = e.weight;
+        dproducts[(ty + 16 * a) * (kTile + 1) + tx + 16 * c] = e.dproduct;
+      }
+    __syncthreads();
+    accumulate<T, M>(dv, weights, g_out, d);
+    accumulate<T, M>(dk, dproducts, q, d);
+  }
+  if (p.dk.data) store<T, M>(dk, head_of<T>(p.dk, b, h), p.dk.token, j0, nk, d, static_cast<T>(p.scale));
+  if (p.dv.data) store<T, M>(dv, head_of<T>(p.dv, b, h), p.dv.token, j0, nk, d, T(1));
+}
+
+template <class T, int M>
+__global__ void __launch_bounds__(kThreads) dq_kernel(const __grid_constant__ AttentionBackward p, const T* delta) {
+  constexpr int kTile = 16 * M;
+  extern __shared__ __align__(16) unsigned char shared[];
+  const int d = static_cast<int>(p.shape.dim);
+  const int nq = static_cast<int>(p.shape.queries);
+  const int nk = static_cast<int>(p.shape.keys);
+  T* q = reinterpret_cast<T*>(shared);
+  T* g_out = q + kTile * (d + 1);
+  T* k = g_out + kTile * (d + 1);
+  T* v = k + kTile * (d + 1);
+  T* dproducts = v + kTile * (d + 1);
+  const int tiles = (nq + kTile - 1) / kTile;
+  const int i0 = static_cast<int>(blockIdx.x % tiles) * kTile;
+  const std::int64_t b = blockIdx.x / tiles / p.shape.heads;
+  const std::int64_t h = blockIdx.x / tiles % p.shape.heads;
+  const Tables<T> tables(p, b % p.shape.groups, h);
+  const T* lse = static_cast<const T*>(p.lse) + (b * p.shape.heads + h) * nq;
+  delta += (b * p.shape.heads + h) * nq;
+  const int tx = threadIdx.x % 16;
+  const int ty = threadIdx.x / 16;
+
+  T dq[M][kMaxDimSteps] = {};
+  load_rows<T, kTile>(q, head_of<T>(p.q, b, h), p.q.token, i0, nq, d);
+  load_rows<T, kTile>(g_out, head_of<T>(p.dout, b, h), p.dout.token, i0, nq, d);
+  for (int j0 = 0; j0 < nk; j0 += kTile) {
+    __syncthreads();
+    load_rows<T, kTile>(k, head_of<T>(p.k, b, h), p.k.token, j0, nk, d);
+    load_rows<T, kTile>(v, head_of<T>(p.v, b, h), p.v.token, j0, nk, d);
+    __syncthreads();
+    T product_ij[M][M], dot_ij[M][M];
+    product<T, M>(product_ij, q, k, d);
+    product<T, M>(dot_ij, g_out, v, d);
+#pragma unroll
+    for (int a = 0; a < M; ++a)
+#pragma unroll
+      for (int c = 0; c < M; ++c) {
+        const int i = i0 + ty + 16 * a;
+        const int j = j0 + tx + 16 * c;
+        T value = 0;
+        if (i < nq && j < nk) {
+          value = tables.element(product_ij[a][c], dot_ij[a][c], i, j, lse[i], delta[i]).dproduct;
+        }
+        dproducts[(ty + 16 * a) * (kTile + 1) + tx + 16 * c] = value;
+      }
+    __syncthreads();
+    accumulate<T, M>(dq, dproducts, k, d);
+  }
+  store<T, M>(dq, head_of<T>(p.dq, b, h), p.dq.token, i0, nq, d, static_cast<T>(p.scale));
+}
+
+// Gradients of the tables in one (query, key) tile of one group and head: a sum over the images of the group, in order.
+template <class T, int M>
+__global__ void __launch_bounds__(kThreads) tables_kernel(const __grid_constant__ AttentionBackward p, const T* delta) {
+  constexpr int kTile = 16 * M;
+  extern __shared__ __align__(16) unsigned char shared[];
+  const int d = static_cast<int>(p.shape.dim);
+  const int nq = static_cast<int>(p.shape.queries);
+  const int nk = static_cast<int>(p.shape.keys);
+  T* q = reinterpret_cast<T*>(shared);
+  T* g_out = q + kTile * (d + 1);
+  T* k = g_out + kTile * (d + 1);
+  T* v = k + kTile * (d + 1);
+  const int key_tiles = (nk + kTile - 1) / kTile;
+  const int query_tiles = (nq + kTile - 1) / kTile;
+  const int j0 = static_cast<int>(blockIdx.x % key_tiles) * kTile;
+  const int i0 = static_cast<int>(blockIdx.x / key_tiles % query_tiles) * kTile;
+  const std::int64_t gh = blockIdx.x / key_tiles / query_tiles;
+  const std::int64_t h = gh % p.shape.heads;
+  const std::int64_t g = gh / p.shape.heads;
+  const Tables<T> tables(p, g, h);
+  const int tx = threadIdx.x % 16;
+  const int ty = threadIdx.x / 16;
+
+  T dgain[M][M] = {}, dbias[M][M] = {}, dgate[M][M] = {};
+  T part_gain[M][M] = {}, part_bias[M][M] = {}, part_gate[M][M] = {};
+  int images = 0;
+  for (std::int64_t b = g; b < p.shape.batch; b += p.shape.groups) {
+    const T* lse = static_cast<const T*>(p.lse) + (b * p.shape.heads + h) * nq;
+    const T* deltas = delta + (b * p.shape.heads + h) * nq;
+    __syncthreads();
+    load_rows<T, kTile>(q, head_of<T>(p.q, b, h), p.q.token, i0, nq, d);
+    load_rows<T, kTile>(g_out, head_of<T>(p.dout, b, h), p.dout.token, i0, nq, d);
+    load_rows<T, kTile>(k, head_of<T>(p.k, b, h), p.k.token, j0, nk, d);
+    load_rows<T, kTile>(v, head_of<T>(p.v, b, h), p.v.token, j0, nk, d);
+    __syncthreads();
+    T product_ij[M][M], dot_ij[M][M];
+    product<T, M>(product_ij, q, k, d);
+    product<T, M>(dot_ij, g_out, v, d);
+    const bool fold = ++images % kImagesPerSum == 0;
+#pragma unroll
+    for (int a = 0; a < M; ++a)
+#pragma unroll
+      for (int c = 0; c < M; ++c) {
+        const int i = i0 + ty + 16 * a;
+        const int j = j0 + tx + 16 * c;
+        if (i < nq && j < nk) {
+          const Element<T> e = tables.element(product_ij[a][c], dot_ij[a][c], i, j, lse[i], deltas[i]);
+          part_gain[a][c] += e.dlogit * product_ij[a][c];
+          part_bias[a][c] += e.dlogit;
+          part_gate[a][c] += e.dgate;
+        }
+        if (fold) {
+          dgain[a][c] += part_gain[a][c];
+          dbias[a][c] += part_bias[a][c];
+          dgate[a][c] += part_gate[a][c];
+          part_gain[a][c] = part_bias[a][c] = part_gate[a][c] = 0;
+        }
+      }
+  }
+#pragma unroll
+  for (int a = 0; a < M; ++a)
+#pragma unroll
+    for (int c = 0; c < M; ++c) {
+      const int i = i0 + ty + 16 * a;
+      const int j = j0 + tx + 16 * c;
+      if (i >= nq || j >= nk) continue;
+      const std::int64_t at = (gh * nq + i) * nk + j;
+      if (p.dgain) static_cast<T*>(p.dgain)[at] = (dgain[a][c] + part_gain[a][c]) * static_cast<T>(p.scale);
+      if (p.dbias) static_cast<T*>(p.dbias)[at] = dbias[a][c] + part_bias[a][c];
+      if (p.dgate) static_cast<T*>(p.dgate)[at] = dgate[a][c] + part_gate[a][c];
+    }
+}
+
+template <class T, int M>
+std::size_t shared_bytes(std::int64_t d, int tiles, int squares) {
+  return (tiles * 16 * M * (d + 1) + squares * 16 * M * (16 * M + 1)) * sizeof(T);
+}
+
+template <class P, class... Args>
+cudaError_t start(void (*kernel)(P, Args...), std::int64_t blocks, std::size_t shared, cudaStream_t stream, const P& p,
+                  Args... args) {
+  if (blocks == 0) return cudaSuccess;
+  const cudaError_t e = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                             cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+  if (e != cudaSuccess) return e;
+  kernel<<<static_cast<unsigned>(blocks), kThreads, shared, stream>>>(p, args...);
+  return cudaGetLastError();
+}
+
+template <class T, int M>
+cudaError_t forward(const AttentionForward& p, cudaStream_t stream) {
+  const AttentionShape& s = p.shape;
+  return start(forward_kernel<T, M>, ceil_div(s.queries, 16 * M) * s.batch * s.heads, shared_bytes<T, M>(s.dim, 3, 1),
+               stream, p);
+}
+
+template <class T, int M>
+cudaError_t backward(const AttentionBackward& p, const T* delta, cudaStream_t stream) {
+  const AttentionShape& s = p.shape;
+  const std::int64_t query_tiles = ceil_div(s.queries, 16 * M);
+  const std::int64_t key_tiles = ceil_div(s.keys, 16 * M);
+  cudaError_t e = cudaSuccess;
+  if (p.dk.data || p.dv.data) {
+    e = start(dkv_kernel<T, M>, key_tiles * s.batch * s.heads, shared_bytes<T, M>(s.dim, 4, 2), stream, p, delta);
+  }
+  if (e == cudaSuccess && p.dq.data) {
+    e = start(dq_kernel<T, M>, query_tiles * s.batch * s.heads, shared_bytes<T, M>(s.dim, 4, 1), stream, p, delta);
+  }
+  if (e == cudaSuccess && (p.dgain || p.dbias || p.dgate)) {
+    e = start(tables_kernel<T, M>, query_tiles * key_tiles * s.groups * s.heads, shared_bytes<T, M>(s.dim, 4, 0),
+              stream, p, delta);
+  }
+  return e;
+}
+
+// Devices differ in shared memory per block (sm_86: 99 KiB, sm_80: 163, sm_90: 227); large tiles where they fit.
+template <class T, int M>
+bool fits(std::int64_t d) {
+  int device = 0;
+  int limit = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return false;
+  if (cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess) return false;
+  return shared_bytes<T, M>(d, 4, 2) <= static_cast<std::size_t>(limit);
+}
+
+}  // namespace
+
+cudaError_t launch_simt(const AttentionForward& p, cudaStream_t stream) {
+  const std::int64_t d = p.shape.dim;
+  if (p.dtype == DType::kFloat64) {
+    return fits<double, 2>(d) ? forward<double, 2>(p, stream) : forward<double, 1>(p, stream);
+  }
+  return fits<float, 4>(d) ? forward<float, 4>(p, stream) : forward<float, 2>(p, stream);
+}
+
+cudaError_t launch_simt(const AttentionBackward& p, const void* delta, cudaStream_t stream) {
+  const std::int64_t d = p.shape.dim;
+  if (p.dtype == DType::kFloat64) {
+    const double* x = static_cast<const double*>(delta);
+    return fits<double, 2>(d) ? backward<double, 2>(p, x, stream) : backward<double, 1>(p, x, stream);
+  }
+  const float* x = static_cast<const float*>(delta);
+  return fits<float, 4>(d) ? backward<float, 4>(p, x, stream) : backward<float, 2>(p, x, stream);
+}
+
+}  // namespace violin::kernels::cuda

@@ -1,0 +1,5 @@
+#include "violin/kernels/cuda/attention_sm80.cuh"
+
+namespace violin::kernels::cuda::sm80 {
+VIOLIN_ATTENTION_SM80(32)
+}  // namespace violin::kernels::cuda::sm80

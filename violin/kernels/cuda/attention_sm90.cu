@@ -1,0 +1,296 @@
+// Hopper path, host side: tensor maps, table records, statistics, scratch, and the order of the kernels.
+#include <cuda.h>
+
+#include "violin/kernels/cuda/attention.h"
+#include "violin/kernels/cuda/attention_sm90.cuh"
+
+namespace violin::kernels::cuda {
+namespace sm90 {
+namespace {
+
+// One block per 64 x 64 tile of the gain table: finds the tile's range, then writes the record by rows and, for the
+// backward pass, by columns. Past the edges stands the largest gain.
+template <class T>
+__global__ void __launch_bounds__(kWarpgroup) records_kernel(const Table gain, std::int64_t slices_per_group, int nq,
+                                                             int nk, unsigned char* rows, unsigned char* columns) {
+  __shared__ float tile[kTile][kTile + 1];
+  __shared__ float extremes[2][4];
+  const int query_tiles = (nq + kTile - 1) / kTile;
+  const int key_tiles = (nk + kTile - 1) / kTile;
+  const int key_tile = static_cast<int>(blockIdx.x % key_tiles);
+  const int query_tile = static_cast<int>(blockIdx.x / key_tiles % query_tiles);
+  const std::int64_t slice = blockIdx.x / key_tiles / query_tiles;
+  const float* from = static_cast<const float*>(gain.data) + slice / slices_per_group * gain.group +
+                      slice % slices_per_group * gain.head;
+  float low = INFINITY;
+  float high = -INFINITY;
+#pragma unroll 8
+  for (int x = threadIdx.x; x < kTile * kTile; x += kWarpgroup) {
+    const int i = query_tile * kTile + x / kTile;
+    const int j = key_tile * kTile + x % kTile;
+    float value = 0;
+    if (i < nq && j < nk) {
+      value = from[i * gain.row + j];
+      low = fminf(low, value);
+      high = fmaxf(high, value);
+    }
+    tile[x / kTile][x % kTile] = value;
+  }
+  for (int s = 16; s > 0; s /= 2) {
+    low = fminf(low, __shfl_xor_sync(0xffffffffu, low, s));
+    high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, s));
+  }
+  if (threadIdx.x % 32 == 0) {
+    extremes[0][threadIdx.x / 32] = low;
+    extremes[1][threadIdx.x / 32] = high;
+  }
+  __syncthreads();
+  for (int w = 0; w < 4; ++w) {
+    low = fminf(low, extremes[0][w]);
+    high = fmaxf(high, extremes[1][w]);
+  }
+  constexpr bool kFine = std::is_same_v<T, __half>;
+  constexpr float kFirst = kFine ? 0.5f : 0.0f;
+  constexpr float kSpan = kFine ? 1.499f : 1.0f;
+  const float step = (high - low) / kSpan;
+  const float inverse = high > low ? kSpan / (high - low) : 0.0f;
+  const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+  const int column = threadIdx.x % 4 * 2;
+  const auto write = [&](unsigned char* record, bool transposed) {
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      std::uint32_t parts[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        parts[e] = 0;
+#pragma unroll
+        for (int y = 0; y < 2; ++y) {
+          const int r = row + e % 2 * 8;
+          const int c = 16 * q + e / 2 * 8 + column + y;
+          const int i = transposed ? c : r;
+          const int j = transposed ? r : c;
+          const bool inside = query_tile * kTile + i < nq && key_tile * kTile + j < nk;
+          const float v = fmaf(inside ? high - tile[i][j] : 0.0f, inverse, kFirst);
+          const std::uint32_t bits =
+              kFine ? (__float_as_uint(v) + 0x80u - 0x3f000000u) >> 8 : __half_as_ushort(__float2half_rn(v));
+          parts[e] |= bits << 16 * y;
+        }
+      }
+      *reinterpret_cast<uint4*>(record + (q * kWarpgroup + threadIdx.x) * 16) =
+          make_uint4(parts[0], parts[1], parts[2], parts[3]);
+    }
+    if (threadIdx.x == 0) {
+      *reinterpret_cast<float2*>(record + kTileBytes) = make_float2(fmaf(kFirst, step, high), -step);
+    }
+  };
+  write(rows + ((slice * key_tiles + key_tile) * query_tiles + query_tile) * kRecordBytes, false);
+  if (columns != nullptr)
+    write(columns + ((slice * query_tiles + query_tile) * key_tiles + key_tile) * kRecordBytes, true);
+}
+
+// Eight threads per query: D = sum(dO o O), and the log-sum-exp in base 2.
+template <class T>
+__global__ void __launch_bounds__(256)
+    statistics_kernel(const __grid_constant__ AttentionBackward p, float* statistics) {
+  const int nq = static_cast<int>(p.shape.queries);
+  const int query_tiles = (nq + kTile - 1) / kTile;
+  const unsigned x = blockIdx.x * 32u + threadIdx.x / 8;
+  const unsigned rows = query_tiles * kTile;
+  const unsigned heads = static_cast<unsigned>(p.shape.heads);
+  if (x >= static_cast<unsigned>(p.shape.batch) * heads * rows) return;
+  const int i = static_cast<int>(x % rows);
+  const std::int64_t bh = x / rows;
+  const std::int64_t h = x / rows % heads;
+  const std::int64_t b = x / rows / heads;
+  const int c = threadIdx.x % 8 * 8;
+  float sum = 0;
+  if (i < nq && c < p.shape.dim) {
+    const uint4 o = *reinterpret_cast<const uint4*>(head_of<T>(p.out, b, h) + i * p.out.token + c);
+    const uint4 g = *reinterpret_cast<const uint4*>(head_of<T>(p.dout, b, h) + i * p.dout.token + c);
+    const T* left = reinterpret_cast<const T*>(&o);
+    const T* right = reinterpret_cast<const T*>(&g);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) sum = fmaf(static_cast<float>(left[k]), static_cast<float>(right[k]), sum);
+  }
+  for (int s = 4; s > 0; s /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, s);
+  if (threadIdx.x % 8 == 0) {
+    float* to = statistics + (bh * query_tiles + i / kTile) * kStatisticsFloats + i % kTile;
+    const float lse = i < nq ? static_cast<const float*>(p.lse)[bh * nq + i] * kLog2e : INFINITY;
+    to[0] = lse == -INFINITY ? INFINITY : lse;
+    to[kTile] = sum;
+  }
+}
+
+// cuTensorMapEncodeTiled from the driver, found at run time so that nothing links against the driver.
+using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
+                            const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
+                            CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+Encode find_encode() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+  if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result) !=
+          cudaSuccess ||
+      result != cudaDriverEntryPointSuccess) {
+    return nullptr;
+  }
+  return reinterpret_cast<Encode>(function);
+}
+
+// Boxes of 64 rows and 64 columns of x [B,h,rows,d].
+cudaError_t make_map(CUtensorMap& map, const ConstHeads& x, const AttentionShape& s, std::int64_t rows, DType dtype) {
+  static const Encode encode = find_encode();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(s.dim), static_cast<cuuint64_t>(rows),
+                               static_cast<cuuint64_t>(s.heads), static_cast<cuuint64_t>(s.batch)};
+  // The stride of a dimension of size 1 is never used, but must be valid.
+  const auto bytes = [](std::int64_t size, std::int64_t stride) {
+    return static_cast<cuuint64_t>(size == 1 ? 16 : stride * 2);
+  };
+  const cuuint64_t strides[3] = {bytes(rows, x.token), bytes(s.heads, x.head), bytes(s.batch, x.batch)};
+  const cuuint32_t box[4] = {kTile, kTile, 1, 1};
+  const cuuint32_t steps[4] = {1, 1, 1, 1};
+  const CUresult result =
+      encode(&map, dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
+             const_cast<void*>(x.data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+// Strides that a bulk copy can follow.
+template <class H>
+bool mappable(const H& x, const AttentionShape& s, std::int64_t rows) {
+  const auto good = [](std::int64_t size, std::int64_t stride) {
+    return size == 1 || (stride > 0 && stride % 8 == 0 && stride < (std::int64_t{1} << 38));
+  };
+  return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && good(rows, x.token) && good(s.heads, x.head) &&
+         good(s.batch, x.batch);
+}
+
+bool fits(const AttentionShape& s, DType dtype, double scale) {
+  return (dtype == DType::kFloat16 || dtype == DType::kBFloat16) && s.dim <= kTile && s.dim % 8 == 0 && s.keys > 0 &&
+         scale > 0 && s.batch % s.groups == 0 &&
+         s.batch * s.heads * (s.queries + s.keys + 2 * kTile) < (std::int64_t{1} << 31);
+}
+
+std::int64_t record_heads(const Table& gain, const AttentionShape& s) {
+  return gain.head == 0 ? 1 : s.heads;
+}
+
+std::size_t record_bytes(const Table& gain, const AttentionShape& s) {
+  if (gain.data == nullptr) return 0;
+  return align256(static_cast<std::size_t>(s.groups * record_heads(gain, s) * ceil_div(s.queries, kTile) *
+                                           ceil_div(s.keys, kTile)) *
+                  kRecordBytes);
+}
+
+cudaError_t make_records(const Table& gain, const AttentionShape& s, DType dtype, unsigned char* rows,
+                         unsigned char* columns, Records& records, cudaStream_t stream) {
+  if (gain.data == nullptr) return cudaSuccess;
+  const std::int64_t heads = record_heads(gain, s);
+  records = {rows, columns, static_cast<int>(heads)};
+  const std::int64_t blocks = s.groups * heads * ceil_div(s.queries, kTile) * ceil_div(s.keys, kTile);
+  const auto kernel = dtype == DType::kFloat16 ? records_kernel<__half> : records_kernel<__nv_bfloat16>;
+  kernel<<<static_cast<unsigned>(blocks), kWarpgroup, 0, stream>>>(gain, heads, static_cast<int>(s.queries),
+                                                                   static_cast<int>(s.keys), rows, columns);
+  return cudaGetLastError();
+}
+
+Schedule make_schedule(const AttentionShape& s) {
+  Schedule schedule;
+  schedule.items_per_unit = static_cast<int>(ceil_div(s.batch / s.groups, kImagesPerItem));
+  schedule.items = s.groups * s.heads * ceil_div(s.queries, kTile * kTilesPerUnit) * schedule.items_per_unit;
+  const std::int64_t most = processors() / kTilesPerUnit;
+  schedule.clusters = static_cast<int>(schedule.items < most ? schedule.items : most);
+  return schedule;
+}
+
+struct Layout {
+  std::size_t statistics, rows, columns, strips, bytes;
+};
+
+Layout layout(const AttentionBackward& p) {
+  const AttentionShape& s = p.shape;
+  Layout l{};
+  l.rows = align256(static_cast<std::size_t>(s.batch * s.heads * ceil_div(s.queries, kTile)) * kStatisticsFloats * 4);
+  l.columns = l.rows + record_bytes(p.gain, s);
+  l.strips = l.columns + record_bytes(p.gain, s);
+  l.bytes = l.strips;
+  if (p.gain.data && p.dgain) {
+    l.bytes += static_cast<std::size_t>(make_schedule(s).clusters) * kTilesPerUnit * kTile * ((s.keys + 1) / 2 * 2) * 4;
+  }
+  return l;
+}
+
+}  // namespace
+}  // namespace sm90
+
+bool has_sm90_kernel(const AttentionForward& p) {
+  const AttentionShape& s = p.shape;
+  return sm90::fits(s, p.dtype, p.scale) && p.bias.data == nullptr && p.gate.data == nullptr &&
+         sm90::mappable(p.q, s, s.queries) && sm90::mappable(p.k, s, s.keys) && sm90::mappable(p.v, s, s.keys) &&
+         sm90::mappable(p.out, s, s.queries);
+}
+
+bool has_sm90_kernel(const AttentionBackward& p) {
+  const AttentionShape& s = p.shape;
+  const auto writable = [&](const MutableHeads& x, std::int64_t rows) {
+    return x.data == nullptr || sm90::mappable(x, s, rows);
+  };
+  return sm90::fits(s, p.dtype, p.scale) && p.bias.data == nullptr && p.gate.data == nullptr && p.dbias == nullptr &&
+         p.dgate == nullptr && (p.dgain == nullptr || p.gain.data != nullptr) && sm90::mappable(p.q, s, s.queries) &&
+         sm90::mappable(p.k, s, s.keys) && sm90::mappable(p.v, s, s.keys) && sm90::mappable(p.out, s, s.queries) &&
+         sm90::mappable(p.dout, s, s.queries) && writable(p.dq, s.queries) && writable(p.dk, s.keys) &&
+         writable(p.dv, s.keys);
+}
+
+std::size_t scratch_sm90(const AttentionForward& p) {
+  return sm90::record_bytes(p.gain, p.shape);
+}
+std::size_t scratch_sm90(const AttentionBackward& p) {
+  return sm90::layout(p).bytes;
+}
+
+cudaError_t launch_sm90(const AttentionForward& p, void* scratch, cudaStream_t stream) {
+  const AttentionShape& s = p.shape;
+  sm90::Maps maps{};
+  sm90::Records records;
+  cudaError_t e = sm90::make_map(maps.q, p.q, s, s.queries, p.dtype);
+  if (e == cudaSuccess) e = sm90::make_map(maps.k, p.k, s, s.keys, p.dtype);
+  if (e == cudaSuccess) e = sm90::make_map(maps.v, p.v, s, s.keys, p.dtype);
+  if (e == cudaSuccess) {
+    e = sm90::make_records(p.gain, s, p.dtype, static_cast<unsigned char*>(scratch), nullptr, records, stream);
+  }
+  return e == cudaSuccess ? sm90::start_forward(p, maps, records, stream) : e;
+}
+
+cudaError_t launch_sm90(const AttentionBackward& p, void* scratch, cudaStream_t stream) {
+  const AttentionShape& s = p.shape;
+  const sm90::Layout l = sm90::layout(p);
+  unsigned char* base = static_cast<unsigned char*>(scratch);
+  float* statistics = reinterpret_cast<float*>(base);
+  sm90::Maps maps{};
+  sm90::Records records;
+  cudaError_t e = sm90::make_map(maps.q, p.q, s, s.queries, p.dtype);
+  if (e == cudaSuccess) e = sm90::make_map(maps.k, p.k, s, s.keys, p.dtype);
+  if (e == cudaSuccess) e = sm90::make_map(maps.v, p.v, s, s.keys, p.dtype);
+  if (e == cudaSuccess) e = sm90::make_map(maps.dout, p.dout, s, s.queries, p.dtype);
+  if (e == cudaSuccess) e = sm90::make_records(p.gain, s, p.dtype, base + l.rows, base + l.columns, records, stream);
+  if (e != cudaSuccess) return e;
+  const std::int64_t rows = s.batch * s.heads * ceil_div(s.queries, sm90::kTile) * sm90::kTile;
+  const unsigned blocks = static_cast<unsigned>(ceil_div(rows, 32));
+  if (p.dtype == DType::kFloat16) {
+    sm90::statistics_kernel<__half><<<blocks, 256, 0, stream>>>(p, statistics);
+  } else {
+    sm90::statistics_kernel<__nv_bfloat16><<<blocks, 256, 0, stream>>>(p, statistics);
+  }
+  e = cudaGetLastError();
+  if (e == cudaSuccess && (p.dq.data || p.dgain)) {
+    e = sm90::start_dq(p, maps, records, statistics, sm90::make_schedule(s), reinterpret_cast<float*>(base + l.strips),
+                       stream);
+  }
+  if (e == cudaSuccess && (p.dk.data || p.dv.data)) e = sm90::start_dkv(p, maps, records, statistics, stream);
+  return e;
+}
+
+}  // namespace violin::kernels::cuda

@@ -1,0 +1,251 @@
+// dK and dV on Hopper. A block owns 128 keys of one (image, head): two warpgroups of 64 keys each, whose K and V stay
+// in registers as left sides, and one warp that keeps bulk copies of Q, dO, their statistics and table tiles in flight.
+// On the transposed logits S^T = K Q^T the weights are already where dV += P^T dO and dK += dA^T Q want their left
+// sides, so nothing goes back to shared memory. The next products with Q and dO are issued together with the sums of
+// this step.
+#include "violin/kernels/cuda/attention_sm90.cuh"
+
+namespace violin::kernels::cuda::sm90 {
+namespace {
+
+constexpr int kGroups = 2;
+constexpr int kStages = 4;
+constexpr int kThreads = (kGroups + 1) * kWarpgroup;
+constexpr int kStatisticsBytes = kStatisticsFloats * 4;
+
+template <bool kGain>
+constexpr int kSharedBytes = 1024 + kGroups * 2 * kTileBytes + kStages * (2 * kTileBytes + kStatisticsBytes) +
+                             (kGain ? kStages * kGroups * kRecordBytes : 0) + 8 * (2 * kStages + 2);
+
+// Rows of a tile in shared memory as left sides.
+__device__ __forceinline__ void load_fragments(Fragments& to, const unsigned char* tile) {
+  const int lane = threadIdx.x % 32;
+  const int row = threadIdx.x % kWarpgroup / 32 * 16 + lane % 16;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const int piece = (2 * k + lane / 16) ^ (row % 8);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(to[k][0]), "=r"(to[k][1]), "=r"(to[k][2]), "=r"(to[k][3])
+                 : "r"(shared_address(tile + row * 128 + piece * 16)));
+  }
+}
+
+// kPersistent: a block takes item after item and loads the next one while it stores the last, which pays where items
+// are short. Otherwise it has one item, and the compiler makes a tighter loop of its steps.
+template <class T, bool kGain, bool kPersistent>
+__global__ void __launch_bounds__(kThreads, 1)
+    dkv_kernel(const __grid_constant__ AttentionBackward p, const __grid_constant__ Maps maps, const Records records,
+               const float* statistics) {
+  extern __shared__ unsigned char raw[];
+  unsigned char* own_tiles = raw + (1024 - shared_address(raw) % 1024) % 1024;  // [kGroups][k, v]
+  unsigned char* tiles = own_tiles + kGroups * 2 * kTileBytes;                  // [kStages][q, dout]
+  unsigned char* table = tiles + kStages * 2 * kTileBytes;
+  unsigned char* numbers = table + (kGain ? kStages * kGroups * kRecordBytes : 0);
+  Barrier* full = reinterpret_cast<Barrier*>(numbers + kStages * kStatisticsBytes);
+  Barrier* empty = full + kStages;
+  Barrier* own_full = empty + kStages;
+  Barrier* own_empty = own_full + 1;
+
+  const int nq = static_cast<int>(p.shape.queries);
+  const int nk = static_cast<int>(p.shape.keys);
+  const int batch = static_cast<int>(p.shape.batch);
+  const int heads = static_cast<int>(p.shape.heads);
+  const int table_groups = static_cast<int>(p.shape.groups);
+  const int query_tiles = (nq + kTile - 1) / kTile;
+  const int key_tiles = (nk + kTile - 1) / kTile;
+  const int key_blocks = (key_tiles + kGroups - 1) / kGroups;
+  const int items = batch * key_blocks * heads;
+  const int group = threadIdx.x / kWarpgroup;
+  // What a block does in a round: image b, head h, key tiles first_tile ... first_tile + groups - 1.
+  int b, h, first_tile, groups;
+  const auto choose = [&](int item) {
+    b = item % batch;
+    first_tile = item / batch % key_blocks * kGroups;
+    h = item / batch / key_blocks;
+    groups = min(kGroups, key_tiles - first_tile);
+  };
+
+  choose(blockIdx.x);
+  const int users = 4 * (kPersistent ? kGroups : groups);  // warps that read a buffer
+
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < kStages; ++s) {
+      init(full + s, 1);
+      init(empty + s, users);
+    }
+    init(own_full, 1);
+    init(own_empty, kPersistent ? kGroups : groups);
+    fence_init();
+  }
+  __syncthreads();
+
+  if (group == kGroups) {
+    give_registers<24>();
+    if (threadIdx.x != kGroups * kWarpgroup) return;
+    int step = 0;
+    for (int item = blockIdx.x, round = 0; item < items; item += gridDim.x, ++round) {
+      if constexpr (kPersistent) choose(item);
+      if (round > 0) wait(own_empty, (round - 1) % 2);
+      arrive_and_expect(own_full, groups * 2 * kTileBytes);
+      for (int x = 0; x < groups; ++x) {
+        copy_box(own_tiles + 2 * x * kTileBytes, &maps.k, own_full, 0, (first_tile + x) * kTile, h, b);
+        copy_box(own_tiles + (2 * x + 1) * kTileBytes, &maps.v, own_full, 0, (first_tile + x) * kTile, h, b);
+      }
+      const float* from = statistics + static_cast<std::int64_t>(b * heads + h) * query_tiles * kStatisticsFloats;
+      for (int t = 0; t < query_tiles; ++t, ++step) {
+        const int s = step % kStages;
+        if (step >= kStages) wait(empty + s, (step / kStages - 1) % 2);
+        arrive_and_expect(full + s, 2 * kTileBytes + kStatisticsBytes + (kGain ? groups * kRecordBytes : 0));
+        copy_box(tiles + s * 2 * kTileBytes, &maps.q, full + s, 0, t * kTile, h, b);
+        copy_box(tiles + s * 2 * kTileBytes + kTileBytes, &maps.dout, full + s, 0, t * kTile, h, b);
+        copy_bytes(numbers + s * kStatisticsBytes, from + t * kStatisticsFloats, kStatisticsBytes, full + s);
+        if constexpr (kGain) {
+          copy_bytes(table + s * kGroups * kRecordBytes,
+                     records.column_record(b % table_groups, h, query_tiles, key_tiles, t, first_tile),
+                     groups * kRecordBytes, full + s);
+        }
+      }
+      if constexpr (!kPersistent) break;
+    }
+    return;
+  }
+  take_registers<240>();
+
+  const int lane = threadIdx.x % 32;
+  const float scale = static_cast<float>(p.scale);
+  const float factor = scale * kLog2e;
+  // Steps are counted from the round, not on the way: the compiler then knows that all threads agree.
+  for (int item = blockIdx.x, count = 0; item < items; item += gridDim.x, ++count) {
+    const int round = kPersistent ? count : 0;
+    if constexpr (kPersistent) choose(item);
+    const int first_step = round * query_tiles;
+    if (group >= groups) {
+      if constexpr (!kPersistent) return;
+      // Nothing to do here, but the buffers wait for everybody.
+      wait(own_full, round % 2);
+      if (threadIdx.x % kWarpgroup == 0) arrive(own_empty);
+      for (int step = first_step; step < first_step + query_tiles; ++step) {
+        wait(full + step % kStages, step / kStages % 2);
+        release(empty + step % kStages);
+      }
+      continue;
+    }
+    const int row = (first_tile + group) * kTile + threadIdx.x % kWarpgroup / 32 * 16 + lane / 4;
+    Fragments k, v;
+    float dk[32] = {};
+    float dv[32] = {};
+    float x[32] = {};   // K Q^T
+    float dx[32] = {};  // V dO^T
+
+    wait(own_full, round % 2);
+    load_fragments(k, own_tiles + 2 * group * kTileBytes);
+    load_fragments(v, own_tiles + (2 * group + 1) * kTileBytes);
+    named_sync(1 + group, kWarpgroup);
+    if (threadIdx.x % kWarpgroup == 0) arrive(own_empty);
+    const auto issue = [&](int at) {
+      const int s = at % kStages;
+      wait(full + s, at / kStages % 2);
+      wgmma_fence();
+      multiply_rows<T>(x, k, descriptor(tiles + s * 2 * kTileBytes));
+      multiply_rows<T>(dx, v, descriptor(tiles + s * 2 * kTileBytes + kTileBytes));
+      wgmma_commit();
+    };
+    pin(dk);
+    pin(dv);
+    pin(x);
+    pin(dx);
+    issue(first_step);
+    wgmma_wait<0>();
+    pin(x);
+    pin(dx);
+    for (int t = 0; t < query_tiles; ++t) {
+      const int step = first_step + t;
+      const int s = step % kStages;
+      const unsigned char* q_tile = tiles + s * 2 * kTileBytes;
+      const float* lse = reinterpret_cast<const float*>(numbers + s * kStatisticsBytes) + lane % 4 * 2;
+      Fragments weights, dproducts;
+      [[maybe_unused]] const unsigned char* record = table + (s * kGroups + group) * kRecordBytes;
+      [[maybe_unused]] RecordScale range{};
+      if constexpr (kGain) {
+        range = record_scale(record);
+        range.base *= factor;
+        range.slope *= factor;
+      }
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+        [[maybe_unused]] float w[8];
+        if constexpr (kGain) unpack_record<T>(w, record, q);
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          const float2 shift = *reinterpret_cast<const float2*>(lse + 16 * q + 8 * n);
+          const float2 mean = *reinterpret_cast<const float2*>(lse + kTile + 16 * q + 8 * n);
+          float weight[4];
+          float dproduct[4];
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const int at = 8 * q + 4 * n + e;
+            float gain = factor;
+            if constexpr (kGain) gain = fmaf(w[4 * n + e], range.slope, range.base);
+            weight[e] = power2(fmaf(x[at], gain, e % 2 ? -shift.y : -shift.x));
+            dproduct[e] = weight[e] * (dx[at] - (e % 2 ? mean.y : mean.x));
+            if constexpr (kGain) dproduct[e] *= gain;
+          }
+          weights[q][2 * n] = pack<T>(weight[0], weight[1]);
+          weights[q][2 * n + 1] = pack<T>(weight[2], weight[3]);
+          dproducts[q][2 * n] = pack<T>(dproduct[0], dproduct[1]);
+          dproducts[q][2 * n + 1] = pack<T>(dproduct[2], dproduct[3]);
+        }
+      }
+      wgmma_fence();
+      multiply_add<T>(dv, weights, descriptor(q_tile + kTileBytes));
+      multiply_add<T>(dk, dproducts, descriptor(q_tile));
+      wgmma_commit();
+      if (t + 1 < query_tiles) {
+        issue(step + 1);
+        wgmma_wait<1>();
+        release(empty + s);
+        wgmma_wait<0>();
+        pin(x);
+        pin(dx);
+      } else {
+        wgmma_wait<0>();
+        release(empty + s);
+      }
+      pin(dk);
+      pin(dv);
+    }
+    const int d = static_cast<int>(p.shape.dim);
+    const float dk_factor = kGain ? kLn2 : scale;  // gains were multiplied by scale * log2(e)
+    if (p.dk.data) store_rows<T>(dk, head_of<T>(p.dk, b, h), p.dk.token, row, nk, d, dk_factor, dk_factor);
+    if (p.dv.data) store_rows<T>(dv, head_of<T>(p.dv, b, h), p.dv.token, row, nk, d, 1.0f, 1.0f);
+    if constexpr (!kPersistent) break;
+  }
+}
+
+template <class T, bool kGain>
+cudaError_t start(const AttentionBackward& p, const Maps& maps, const Records& records, const float* statistics,
+                  cudaStream_t stream) {
+  const AttentionShape& s = p.shape;
+  const bool persistent = s.queries <= kShortWalk;
+  const auto kernel = persistent ? dkv_kernel<T, kGain, true> : dkv_kernel<T, kGain, false>;
+  const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<kGain>);
+  if (e != cudaSuccess) return e;
+  const std::int64_t items = s.batch * s.heads * ceil_div(s.keys, kGroups * kTile);
+  const std::int64_t blocks = persistent && items > processors() ? processors() : items;
+  kernel<<<static_cast<unsigned>(blocks), kThreads, kSharedBytes<kGain>, stream>>>(p, maps, records, statistics);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t start_dkv(const AttentionBackward& p, const Maps& maps, const Records& records, const float* statistics,
+                      cudaStream_t stream) {
+  if (p.dtype == DType::kFloat16) {
+    return records.rows ? start<__half, true>(p, maps, records, statistics, stream)
+                        : start<__half, false>(p, maps, records, statistics, stream);
+  }
+  return records.rows ? start<__nv_bfloat16, true>(p, maps, records, statistics, stream)
+                      : start<__nv_bfloat16, false>(p, maps, records, statistics, stream);
+}
+
+}  // namespace violin::kernels::cuda::sm90

@@ -1,0 +1,258 @@
+// Forward pass on Hopper. A block owns 256 queries of one (image, head): four warpgroups of 64 queries each and one
+// warp that keeps bulk copies of K, V and table tiles in flight, three tiles of 64 keys deep. Within a warpgroup the
+// product with V and the next product with K are issued together before the next softmax; the four warpgroups drift
+// apart, so that one's softmax runs beside another's products. Images are the fastest grid index: neighbours in time
+// share a table tile, which then comes from L2.
+#include "violin/kernels/cuda/attention_sm90.cuh"
+
+namespace violin::kernels::cuda::sm90 {
+namespace {
+
+constexpr int kGroups = 4;
+constexpr int kStages = 3;
+constexpr float kSlack = 8;  // in powers of two
+constexpr int kThreads = (kGroups + 1) * kWarpgroup;
+
+template <bool kGain>
+constexpr int kSharedBytes = 1024 + 2 * kGroups * kTileBytes + kStages * 2 * kTileBytes +
+                             (kGain ? kStages * kGroups * kRecordBytes : 0) + 8 * (2 * kStages + 4);
+
+// kPersistent: a block takes item after item and loads the next one while it stores the last, which pays where items
+// are short. Otherwise it has one item, and the compiler makes a tighter loop of its steps.
+template <class T, bool kGain, bool kPersistent>
+__global__ void __launch_bounds__(kThreads, 1)
+    forward_kernel(const __grid_constant__ AttentionForward p, const __grid_constant__ Maps maps,
+                   const Records records) {
+  extern __shared__ unsigned char raw[];
+  unsigned char* q_tiles = raw + (1024 - shared_address(raw) % 1024) % 1024;  // [2][kGroups]
+  unsigned char* kv_tiles = q_tiles + 2 * kGroups * kTileBytes;
+  unsigned char* table = kv_tiles + kStages * 2 * kTileBytes;
+  Barrier* full = reinterpret_cast<Barrier*>(table + (kGain ? kStages * kGroups * kRecordBytes : 0));
+  Barrier* empty = full + kStages;
+  Barrier* q_full = empty + kStages;
+  Barrier* q_empty = q_full + 2;
+
+  const int nq = static_cast<int>(p.shape.queries);
+  const int nk = static_cast<int>(p.shape.keys);
+  const int batch = static_cast<int>(p.shape.batch);
+  const int table_groups = static_cast<int>(p.shape.groups);
+  const int query_tiles = (nq + kTile - 1) / kTile;
+  const int key_tiles = (nk + kTile - 1) / kTile;
+  const int query_blocks = (query_tiles + kGroups - 1) / kGroups;
+  const int items = batch * query_blocks * static_cast<int>(p.shape.heads);
+  const int group = threadIdx.x / kWarpgroup;
+  // What a block does in its nth round: image b, head h, query tiles first_tile ... first_tile + groups - 1.
+  int b, h, first_tile, groups;
+  const auto choose = [&](int item) {
+    b = item % batch;
+    first_tile = item / batch % query_blocks * kGroups;
+    h = item / batch / query_blocks;
+    groups = min(kGroups, query_tiles - first_tile);
+  };
+
+  choose(blockIdx.x);
+  const int users = 4 * (kPersistent ? kGroups : groups);  // warps that read a buffer
+
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < kStages; ++s) {
+      init(full + s, 1);
+      init(empty + s, users);
+    }
+    for (int s = 0; s < 2; ++s) {
+      init(q_full + s, 1);
+      init(q_empty + s, kPersistent ? kGroups : groups);
+    }
+    fence_init();
+  }
+  __syncthreads();
+
+  if (group == kGroups) {
+    give_registers<24>();
+    if (threadIdx.x != kGroups * kWarpgroup) return;
+    int step = 0;
+    for (int item = blockIdx.x, round = 0; item < items; item += gridDim.x, ++round) {
+      if constexpr (kPersistent) choose(item);
+      if (round >= 2) wait(q_empty + round % 2, (round / 2 - 1) % 2);
+      arrive_and_expect(q_full + round % 2, groups * kTileBytes);
+      for (int x = 0; x < groups; ++x) {
+        copy_box(q_tiles + (round % 2 * kGroups + x) * kTileBytes, &maps.q, q_full + round % 2, 0,
+                 (first_tile + x) * kTile, h, b);
+      }
+      for (int t = 0; t < key_tiles; ++t, ++step) {
+        const int s = step % kStages;
+        if (step >= kStages) wait(empty + s, (step / kStages - 1) % 2);
+        arrive_and_expect(full + s, 2 * kTileBytes + (kGain ? groups * kRecordBytes : 0));
+        copy_box(kv_tiles + s * 2 * kTileBytes, &maps.k, full + s, 0, t * kTile, h, b);
+        copy_box(kv_tiles + s * 2 * kTileBytes + kTileBytes, &maps.v, full + s, 0, t * kTile, h, b);
+        if constexpr (kGain) {
+          copy_bytes(table + s * kGroups * kRecordBytes,
+                     records.row_record(b % table_groups, h, query_tiles, key_tiles, first_tile, t),
+                     groups * kRecordBytes, full + s);
+        }
+      }
+      if constexpr (!kPersistent) break;
+    }
+    return;
+  }
+  take_registers<112>();
+
+  const int lane = threadIdx.x % 32;
+  const float factor = static_cast<float>(p.scale) * kLog2e;
+  // Steps are counted from the round, not on the way: the compiler then knows that all threads agree.
+  for (int item = blockIdx.x, count = 0; item < items; item += gridDim.x, ++count) {
+    const int round = kPersistent ? count : 0;
+    if constexpr (kPersistent) choose(item);
+    const int first_step = round * key_tiles;
+    if (group >= groups) {
+      if constexpr (!kPersistent) return;
+      // Nothing to do here, but the buffers wait for everybody.
+      wait(q_full + round % 2, round / 2 % 2);
+      if (threadIdx.x % kWarpgroup == 0) arrive(q_empty + round % 2);
+      for (int step = first_step; step < first_step + key_tiles; ++step) {
+        wait(full + step % kStages, step / kStages % 2);
+        release(empty + step % kStages);
+      }
+      continue;
+    }
+    const int row = (first_tile + group) * kTile + threadIdx.x % kWarpgroup / 32 * 16 + lane / 4;
+    float z[32];
+    float sum[32] = {};
+    float maximum[2] = {-INFINITY, -INFINITY};
+    float total[2] = {0, 0};
+
+    wait(q_full + round % 2, round / 2 % 2);
+    const std::uint64_t q_tile = descriptor(q_tiles + (round % 2 * kGroups + group) * kTileBytes);
+    wait(full + first_step % kStages, first_step / kStages % 2);
+    wgmma_fence();
+    multiply_rows<T>(z, q_tile, descriptor(kv_tiles + first_step % kStages * 2 * kTileBytes));
+    wgmma_commit();
+    wgmma_wait<0>();
+    pin(z);
+    for (int t = 0; t < key_tiles; ++t) {
+      const int step = first_step + t;
+      const int s = step % kStages;
+      if constexpr (kGain) {
+        const unsigned char* record = table + (s * kGroups + group) * kRecordBytes;
+        const RecordScale scale = record_scale(record);
+        const float base = factor * scale.base;
+        const float slope = factor * scale.slope;
+#pragma unroll
+        for (int q = 0; q < 4; ++q) {
+          float v[8];
+          unpack_record<T>(v, record, q);
+#pragma unroll
+          for (int e = 0; e < 8; ++e) z[8 * q + e] *= fmaf(v[e], slope, base);
+        }
+      }
+      if ((t + 1) * kTile > nk) {
+        keep_branch();
+#pragma unroll
+        for (int n = 0; n < 8; ++n)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            if (t * kTile + 8 * n + lane % 4 * 2 + e % 2 >= nk) z[4 * n + e] = -INFINITY;
+          }
+      }
+      float top[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        top[half] = fmaxf(z[2 * half], z[2 * half + 1]);
+#pragma unroll
+        for (int n = 1; n < 8; ++n) top[half] = fmaxf(top[half], fmaxf(z[4 * n + 2 * half], z[4 * n + 2 * half + 1]));
+        top[half] = fmaxf(top[half], __shfl_xor_sync(0xffffffffu, top[half], 1));
+        top[half] = fmaxf(top[half], __shfl_xor_sync(0xffffffffu, top[half], 2));
+        if constexpr (!kGain) top[half] *= factor;
+      }
+      // Weights may grow to 2^8 before the sums so far are scaled down: the quotient in the end is the same.
+      if (__any_sync(0xffffffffu, top[0] > maximum[0] + kSlack || top[1] > maximum[1] + kSlack)) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float larger = fmaxf(maximum[half], top[half]);
+          const float decay = power2(maximum[half] - larger);
+          maximum[half] = larger;
+          total[half] *= decay;
+#pragma unroll
+          for (int n = 0; n < 8; ++n) {
+            sum[4 * n + 2 * half] *= decay;
+            sum[4 * n + 2 * half + 1] *= decay;
+          }
+        }
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float part = 0;
+#pragma unroll
+        for (int n = 0; n < 8; ++n)
+#pragma unroll
+          for (int e = 4 * n + 2 * half; e < 4 * n + 2 * half + 2; ++e) {
+            z[e] = power2(kGain ? z[e] - maximum[half] : fmaf(z[e], factor, -maximum[half]));
+            part += z[e];
+          }
+        total[half] += part;
+      }
+      Fragments weights;
+      pack_tile<T>(weights, z);
+      pin(sum);
+      wgmma_fence();
+      multiply_add<T>(sum, weights, descriptor(kv_tiles + s * 2 * kTileBytes + kTileBytes));
+      wgmma_commit();
+      if (t + 1 < key_tiles) {
+        const int next = (step + 1) % kStages;
+        wait(full + next, (step + 1) / kStages % 2);
+        pin(z);
+        wgmma_fence();
+        multiply_rows<T>(z, q_tile, descriptor(kv_tiles + next * 2 * kTileBytes));
+        wgmma_commit();
+        wgmma_wait<1>();
+        release(empty + s);
+        wgmma_wait<0>();
+        pin(z);
+      } else {
+        wgmma_wait<0>();
+        release(empty + s);
+      }
+      pin(sum);
+    }
+    if (threadIdx.x % kWarpgroup == 0) arrive(q_empty + round % 2);
+    float inverse[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      total[half] += __shfl_xor_sync(0xffffffffu, total[half], 1);
+      total[half] += __shfl_xor_sync(0xffffffffu, total[half], 2);
+      inverse[half] = 1.0f / total[half];
+      if (lane % 4 == 0 && row + 8 * half < nq) {
+        static_cast<float*>(p.lse)[(b * p.shape.heads + h) * nq + row + 8 * half] =
+            (maximum[half] + log2f(total[half])) * kLn2;
+      }
+    }
+    store_rows<T>(sum, head_of<T>(p.out, b, h), p.out.token, row, nq, static_cast<int>(p.shape.dim), inverse[0],
+                  inverse[1]);
+    if constexpr (!kPersistent) break;
+  }
+}
+
+template <class T, bool kGain>
+cudaError_t start(const AttentionForward& p, const Maps& maps, const Records& records, cudaStream_t stream) {
+  const AttentionShape& s = p.shape;
+  const bool persistent = s.keys <= kShortWalk;
+  const auto kernel = persistent ? forward_kernel<T, kGain, true> : forward_kernel<T, kGain, false>;
+  const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<kGain>);
+  if (e != cudaSuccess) return e;
+  const std::int64_t items = s.batch * s.heads * ceil_div(s.queries, kGroups * kTile);
+  const std::int64_t blocks = persistent && items > processors() ? processors() : items;
+  kernel<<<static_cast<unsigned>(blocks), kThreads, kSharedBytes<kGain>, stream>>>(p, maps, records);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t start_forward(const AttentionForward& p, const Maps& maps, const Records& records, cudaStream_t stream) {
+  if (p.dtype == DType::kFloat16) {
+    return records.rows ? start<__half, true>(p, maps, records, stream)
+                        : start<__half, false>(p, maps, records, stream);
+  }
+  return records.rows ? start<__nv_bfloat16, true>(p, maps, records, stream)
+                      : start<__nv_bfloat16, false>(p, maps, records, stream);
+}
+
+}  // namespace violin::kernels::cuda::sm90

@@ -1,0 +1,57 @@
+// Small things that the kernels of this folder share.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "violin/kernels/attention.h"
+
+namespace violin::kernels::cuda {
+
+constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+
+template <class T>
+__device__ __forceinline__ const T* head_of(const ConstHeads& x, std::int64_t b, std::int64_t h) {
+  return static_cast<const T*>(x.data) + b * x.batch + h * x.head;
+}
+template <class T>
+__device__ __forceinline__ T* head_of(const MutableHeads& x, std::int64_t b, std::int64_t h) {
+  return static_cast<T*>(x.data) + b * x.batch + h * x.head;
+}
+// The [Nq,Nk] slice of a table that image b and head h use, or null.
+template <class T>
+__device__ __forceinline__ const T* slice_of(const Table& t, std::int64_t g, std::int64_t h) {
+  return t.data == nullptr ? nullptr : static_cast<const T*>(t.data) + g * t.group + h * t.head;
+}
+
+__device__ __forceinline__ float power2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+constexpr std::size_t align256(std::size_t n) {
+  return (n + 255) / 256 * 256;
+}
+
+// D [B,h,Nq] = rowsum(dO o O), as float (double for double inputs).
+cudaError_t launch_delta(const AttentionBackward& p, void* delta, cudaStream_t stream);
+
+// The paths; each takes D from scratch.
+cudaError_t launch_simt(const AttentionForward& p, cudaStream_t stream);
+cudaError_t launch_simt(const AttentionBackward& p, const void* delta, cudaStream_t stream);
+cudaError_t launch_sm80(const AttentionForward& p, cudaStream_t stream);
+cudaError_t launch_sm80(const AttentionBackward& p, float* delta, cudaStream_t stream);
+cudaError_t launch_sm90(const AttentionForward& p, void* scratch, cudaStream_t stream);
+cudaError_t launch_sm90(const AttentionBackward& p, void* scratch, cudaStream_t stream);
+std::size_t scratch_sm90(const AttentionForward& p);
+std::size_t scratch_sm90(const AttentionBackward& p);
+
+}  // namespace violin::kernels::cuda

@@ -1,0 +1,60 @@
+// Attention on CUDA devices: the kernels of the path that choose_path() and the device allow, or the reference.
+#include <torch/library.h>
+
+#include "violin/kernels/cuda/attention.h"
+#include "violin/ops/attention_backend.h"
+#include "violin/ops/device_cuda.h"
+#include "violin/ops/path.h"
+
+namespace violin::ops {
+namespace {
+
+namespace cuda = kernels::cuda;
+
+constexpr std::int64_t kLargestHead = 128;
+
+template <class Call>
+void run_kernels(const Call& call, cuda::Path asked) {
+  const c10::DeviceGuard guard(call.q.device());
+  const cuda::Path path = cuda::best_path() == cuda::Path::kSm90 ? asked : cuda::Path::kSm80;
+  const auto parameters = kernel_parameters(call);
+  const at::Tensor scratch = scratch_for(cuda::scratch_bytes(parameters, path), call.q);
+  check_launch(cuda::launch(parameters, path, scratch.mutable_data_ptr(), current_stream(call.q)), "violin::attention");
+}
+
+template <cuda::Path asked>
+constexpr AttentionBackend kFused = {[](const AttentionCall& call) { run_kernels(call, asked); },
+                                     [](const AttentionBackwardCall& call) { run_kernels(call, asked); }};
+
+// The kernels hold a head in registers and shared memory; larger ones than any vision model has go the long way.
+const AttentionBackend& backend(std::int64_t dim) {
+  const Path path = choose_path(at::kCUDA);
+  if (path == Path::kReference || dim > kLargestHead) return kReferenceAttention;
+  return path == Path::kSm80 ? kFused<cuda::Path::kSm80> : kFused<cuda::Path::kSm90>;
+}
+
+Tensors2 forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,
+                 const MaybeTensor& bias, const MaybeTensor& gate, std::optional<double> scale) {
+  return forward_with(backend(q.size(-1)), q, k, v, gain, bias, gate, scale);
+}
+
+Tensors6 backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                  const MaybeTensor& gain, const MaybeTensor& bias, const MaybeTensor& gate, const at::Tensor& out,
+                  const at::Tensor& lse, std::optional<double> scale, std::array<bool, 6> need) {
+  return backward_with(backend(q.size(-1)), dout, q, k, v, gain, bias, gate, out, lse, scale, need);
+}
+
+Tensors4 qkv_backward(const at::Tensor& dout, const at::Tensor& qkv, const MaybeTensor& gain, const MaybeTensor& bias,
+                      const MaybeTensor& gate, const at::Tensor& out, const at::Tensor& lse,
+                      std::optional<double> scale, std::array<bool, 4> need) {
+  return qkv_backward_with(backend(qkv.size(-1)), dout, qkv, gain, bias, gate, out, lse, scale, need);
+}
+
+TORCH_LIBRARY_IMPL(violin, CUDA, library) {
+  library.impl("_attention_forward", forward);
+  library.impl("_attention_backward", backward);
+  library.impl("_attention_qkv_backward", qkv_backward);
+}
+
+}  // namespace
+}  // namespace violin::ops
