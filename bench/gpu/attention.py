@@ -1,0 +1,166 @@
+"""Attention with a mask on one GPU, against its peers on the same tensors:
+
+    python3 bench/gpu/attention.py [build/libviolin_ops.so] [--shapes abce] [--repeats 30] [--layout heads|packed] [--json FILE]
+
+For each shape (B, h, N, d) in bfloat16, with a float32 gain table per head and gradients for q, k, v and the table: milliseconds
+forward and forward + backward (median, and the middle half of the runs), and the error of the output and of the worst gradient
+against float64, relative in norm. cuDNN and FlashAttention-2 have no mask: their lines are what a mask costs nothing against.
+FlexAttention multiplies by a bfloat16 mask; it, the compiled and the plain formula give all gradients.
+"""
+import argparse
+import json
+import os
+import statistics
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+SHAPES = {"a": (256, 6, 196, 64), "b": (64, 6, 1024, 64), "c": (128, 3, 1024, 64), "e": (4, 12, 4096, 64)}
+
+
+def timed(function, repeats, warmup=5):
+    """Median and quartiles in milliseconds."""
+    for _ in range(warmup):
+        function()
+    torch.cuda.synchronize()
+    events = []
+    for _ in range(repeats):
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        function()
+        stop.record()
+        events.append((start, stop))
+    torch.cuda.synchronize()
+    low, middle, high = statistics.quantiles([a.elapsed_time(b) for a, b in events], n=4)
+    return middle, low, high
+
+
+def formula(q, k, v, gain):
+    """As one writes it: products in the inputs' precision, mask and softmax in float32."""
+    logits = (q @ k.transpose(-2, -1)).float() * (q.size(-1) ** -0.5) * gain
+    return torch.softmax(logits, -1).to(v.dtype) @ v
+
+
+def reference(q, k, v, gain, dout):
+    """float64, one image at a time so that it fits."""
+    x = [t.detach().double() for t in (q, k, v)]
+    table = gain.detach().double().requires_grad_()
+    outs, grads, total = [], [], torch.zeros_like(table)
+    for b in range(q.size(0)):
+        leaves = [t[b].clone().requires_grad_() for t in x]
+        logits = (leaves[0] @ leaves[1].transpose(-2, -1)) * (q.size(-1) ** -0.5) * table
+        out = torch.softmax(logits, -1) @ leaves[2]
+        *g, gt = torch.autograd.grad(out, [*leaves, table], dout[b].double())
+        outs.append(out.detach())
+        grads.append(g)
+        total += gt
+    return torch.stack(outs), [torch.stack(g) for g in zip(*grads)] + [total]
+
+
+def error(x, ref):
+    return float((x.double() - ref).norm() / ref.norm())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("library", nargs="?", default="build/libviolin_ops.so")
+    parser.add_argument("--shapes", default="abce")
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--peers", default="cudnn,flash,flex,compiled,plain", help="which peers to run")
+    parser.add_argument("--layout", default="heads", choices=("heads", "packed"),
+                        help="q, k, v contiguous [B,h,N,d], or views of one projection [B,N,3,h,d]")
+    parser.add_argument("--no-error", action="store_true")
+    parser.add_argument("--json")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no CUDA device: nothing to measure")
+        return
+    torch.ops.load_library(os.path.abspath(args.library))
+    torch._dynamo.config.cache_size_limit = 64
+    peers = args.peers.split(",")
+    print(torch.cuda.get_device_name(), "torch", torch.__version__)
+    rows = []
+    for name in args.shapes:
+        B, h, N, d = SHAPES[name]
+        torch.manual_seed(0)
+        views = torch.randn(B, N, 3, h, d, device="cuda").bfloat16().permute(2, 0, 3, 1, 4)
+        q, k, v = ((t.detach() if args.layout == "packed" else t.detach().contiguous()).requires_grad_() for t in views)
+        distance = (torch.arange(N, device="cuda")[:, None] - torch.arange(N, device="cuda")).abs()
+        rate = torch.linspace(0.5, 8, h, device="cuda")[:, None, None] / N
+        gain = torch.exp(-rate * distance).requires_grad_()  # float32 [h,N,N]
+        short = gain.detach().bfloat16().requires_grad_()
+        dout = torch.randn(B, h, N, d, device="cuda").bfloat16()
+        ref = None if args.no_error else reference(q, k, v, gain, dout)
+
+        def flex_attention():
+            from torch.nn.attention.flex_attention import flex_attention as flex
+            compiled = torch.compile(flex, dynamic=False)
+
+            def score(s, b, head, i, j):
+                return s * short[head, i, j]
+            return lambda: compiled(q, k, v, score_mod=score)
+
+        def with_backend(backend):
+            def run():
+                with sdpa_kernel(backend):
+                    return F.scaled_dot_product_attention(q, k, v)
+            return run
+
+        def compiled_formula():
+            compiled = torch.compile(formula, dynamic=False)
+            return lambda: compiled(q, k, v, gain)
+
+        # label, function, leaves, whether the mask takes part
+        runs = [("violin", lambda: (lambda: torch.ops.violin.attention(q, k, v, gain)), (q, k, v, gain), True),
+                ("violin, no mask", lambda: (lambda: torch.ops.violin.attention(q, k, v)), (q, k, v), False)]
+        if "cudnn" in peers:
+            runs.append(("cuDNN, no mask", lambda: with_backend(SDPBackend.CUDNN_ATTENTION), (q, k, v), False))
+        if "flash" in peers:
+            runs.append(("FlashAttention-2, no mask", lambda: with_backend(SDPBackend.FLASH_ATTENTION), (q, k, v), False))
+        if "flex" in peers:
+            runs.append(("FlexAttention, bf16 mask", flex_attention, (q, k, v, short), True))
+        if "compiled" in peers:
+            runs.append(("formula, compiled", compiled_formula, (q, k, v, gain), True))
+        if "plain" in peers:
+            runs.append(("formula, plain", lambda: (lambda: formula(q, k, v, gain)), (q, k, v, gain), True))
+
+        print(f"\n{name} B={B} h={h} N={N} d={d}  {'ms forward':>22} {'forward+backward':>26}  error out / gradients")
+        for label, make, leaves, masked in runs:
+            try:
+                run = make()
+
+                def forward():
+                    with torch.no_grad():
+                        return run()
+
+                def both():
+                    return torch.autograd.grad(run(), leaves, dout)
+
+                f = timed(forward, args.repeats)
+                fb = timed(both, args.repeats)
+                errors = None
+                if ref is not None and masked:
+                    grads = both()
+                    errors = (error(forward(), ref[0]), max(error(g, r) for g, r in zip(grads, ref[1])))
+                    del grads
+                text = "" if errors is None else f"{errors[0]:.1e} / {errors[1]:.1e}"
+                print(f"  {label:26} {f[0]:8.3f} ({f[1]:.3f}-{f[2]:.3f}) {fb[0]:10.3f} ({fb[1]:.3f}-{fb[2]:.3f})  {text}",
+                      flush=True)
+                rows.append({"shape": name, "what": label, "forward": f, "forward_backward": fb, "error": errors})
+            except Exception as problem:  # a peer that cannot run here is reported, not fatal
+                print(f"  {label:26} failed: {str(problem).splitlines()[0][:100]}", flush=True)
+            torch.cuda.empty_cache()
+        by = {r["what"]: r for r in rows if r["shape"] == name}
+        for peer in ("cuDNN, no mask", "FlashAttention-2, no mask", "FlexAttention, bf16 mask", "formula, plain"):
+            if "violin" in by and peer in by:
+                f = by["violin"]["forward"][0] / by[peer]["forward"][0]
+                fb = by["violin"]["forward_backward"][0] / by[peer]["forward_backward"][0]
+                print(f"  violin / {peer}: {f:.2f} forward, {fb:.2f} forward+backward")
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(rows, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

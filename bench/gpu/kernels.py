@@ -1,0 +1,84 @@
+"""Times the CUDA launchers alone, per kernel, beside cuDNN and FlashAttention-2 without a mask:
+python3 bench/gpu/kernels.py LIBRARY [--path 80|90] [--profile]"""
+import argparse
+import os
+import statistics
+import sys
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../../tests/cuda"))
+from kernels import Kernels  # noqa: E402
+
+SHAPES = {"a": (256, 6, 196, 64), "b": (64, 6, 1024, 64), "c": (128, 3, 1024, 64), "e": (4, 12, 4096, 64)}
+
+
+def median(function, repeats=30, warmup=5):
+    for _ in range(warmup):
+        function()
+    times = []
+    for _ in range(repeats):
+        start, stop = torch.cuda.Event(True), torch.cuda.Event(True)
+        start.record()
+        function()
+        stop.record()
+        times.append((start, stop))
+    torch.cuda.synchronize()
+    return statistics.median(a.elapsed_time(b) for a, b in times)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("library")
+    parser.add_argument("--path", type=int, nargs="*", default=[90, 80])
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--shapes", default="abce")
+    parser.add_argument("--once", action="store_true", help="one forward and one backward with a gain table, for profilers")
+    args = parser.parse_args()
+    kernels = Kernels(args.library)
+    print("ms: forward / backward / sum")
+    for name in args.shapes:
+        B, h, N, d = SHAPES[name]
+        q, k, v = torch.randn(B, N, 3, h, d, device="cuda").bfloat16().permute(2, 0, 3, 1, 4)
+        gain = torch.rand(1, h, N, N, device="cuda")
+        dout = torch.randn(B, N, h, d, device="cuda").bfloat16().transpose(1, 2)
+        if args.once:
+            out, lse = kernels.forward(q, k, v, gain)
+            kernels.backward(q, k, v, out, lse, dout, gain)
+            torch.cuda.synchronize()
+            continue
+        row = []
+        if not args.no_peers:
+            x = [t.detach().contiguous().requires_grad_() for t in (q, k, v)]
+            for label, backend in (("cudnn", SDPBackend.CUDNN_ATTENTION), ("fa2", SDPBackend.FLASH_ATTENTION)):
+                with sdpa_kernel(backend):
+                    f = median(lambda: torch.nn.functional.scaled_dot_product_attention(*x))
+                    out = torch.nn.functional.scaled_dot_product_attention(*x)
+                    bw = median(lambda: torch.autograd.grad(out, x, dout, retain_graph=True))
+                row.append(f"{label} {f:.3f}/{bw:.3f}/{f + bw:.3f}")
+        for path in args.path:
+            for tables in ((gain,), ()):
+                out, lse = kernels.forward(q, k, v, *tables, path=path)
+                f = median(lambda: kernels.forward(q, k, v, *tables, path=path))
+                bw = median(lambda: kernels.backward(q, k, v, out, lse, dout, *tables, path=path))
+                row.append(f"sm{path} {'gain' if tables else 'none'} {f:.3f}/{bw:.3f}/{f + bw:.3f}")
+        print(name, " | ".join(row), flush=True)
+        if args.profile:
+            from torch.profiler import ProfilerActivity, profile
+
+            out, lse = kernels.forward(q, k, v, gain)
+            with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as prof:
+                for _ in range(5):
+                    kernels.forward(q, k, v, gain)
+                    kernels.backward(q, k, v, out, lse, dout, gain)
+                torch.cuda.synchronize()
+            for event in prof.key_averages():
+                total = getattr(event, "device_time_total", 0)
+                if "kernel" in event.key and total > 0:
+                    print(f"    {total / event.count / 1000:.3f} ms  {event.key[:90]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,252 @@
+"""Checks the CUDA kernels against float64 on the GPU: python3 tests/cuda/check_kernels.py LIBRARY [--repeat N] [--only TEXT]
+
+The criterion is that of the operators: the error of a kernel is at most twice the error of the plain formula with q, k, v in
+the same precision and table and softmax in float32, plus a tiny term. Also: every run gives the same bits.
+"""
+import argparse
+import itertools
+import math
+import sys
+
+import torch
+
+from kernels import Kernels
+
+NAMES = ("out", "lse", "dq", "dk", "dv", "dgain", "dbias", "dgate")
+
+
+def plain(q, k, v, gain, bias, gate, scale, groups):
+    """The formula as one writes it: products in the inputs' precision, the rest in at least float32."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    B = q.size(0)
+    full = [None if t is None else t.repeat(B // groups, 1, 1, 1) for t in (gain, bias, gate)]
+    z = (q @ k.transpose(-2, -1)).to(wide) * scale
+    if full[0] is not None:
+        z = z * full[0]
+    if full[1] is not None:
+        z = z + full[1]
+    lse = torch.logsumexp(z, -1)
+    w = torch.softmax(z, -1)
+    if full[2] is not None:
+        w = w * full[2]
+    return w.to(q.dtype) @ v, lse
+
+
+def run_plain(inputs, tables, dout, scale, groups, dtype):
+    wide = torch.promote_types(dtype, torch.float32)
+    q, k, v = (x.detach().to(dtype).requires_grad_() for x in inputs)
+    t = [None if x is None else x.detach().to(wide).requires_grad_() for x in tables]
+    out, lse = plain(q, k, v, *t, scale, groups)
+    wanted = [q, k, v] + [x for x in t if x is not None]
+    grads = iter(torch.autograd.grad(out, wanted, dout.to(dtype)))
+    return [out.detach(), lse.detach()] + [next(grads) for _ in range(3)] + [None if x is None else next(grads) for x in t]
+
+
+def error(x, ref):
+    if x is None:
+        return 0.0
+    e = (x.double() - ref).norm() / ref.norm().clamp_min(1e-300)
+    return float(e) if torch.isfinite(e) else math.inf
+
+
+def make(case, dtype, seed):
+    B, h, nq, nk, d, G, tables, layout = case
+    g = torch.Generator("cuda").manual_seed(seed)
+    rand = lambda *s: torch.randn(*s, generator=g, device="cuda")
+    if layout == "packed":  # [B,N,3,h,d]
+        q, k, v = rand(B, nq, 3, h, d).to(dtype).permute(2, 0, 3, 1, 4)
+    elif layout == "tokens":  # [B,N,h,d]
+        q, k, v = (rand(B, n, h, d).to(dtype).transpose(1, 2) for n in (nq, nk, nk))
+    elif layout == "odd":  # rows 1 number longer than d: no 16-byte alignment
+        q, k, v = (rand(B, h, n, d + 1).to(dtype)[..., :d] for n in (nq, nk, nk))
+    else:
+        q, k, v = (rand(B, h, n, d).to(dtype) for n in (nq, nk, nk))
+    dout = rand(B, nq, h, d).to(dtype).transpose(1, 2)
+    wide = torch.promote_types(dtype, torch.float32)
+    th = 1 if "1" in tables else h
+    shape = (G, th, nq, nk)
+    gain = bias = gate = None
+    if "m" in tables:  # a mask close to 1, as fresh parameters give
+        gain = 1 - 2e-3 * torch.rand(*shape, generator=g, device="cuda", dtype=wide)
+    if "g" in tables:  # decays of both signs
+        i = torch.arange(nq, device="cuda")[:, None]
+        j = torch.arange(nk, device="cuda")[None]
+        rate = 0.2 * torch.rand(G, th, 1, 1, generator=g, device="cuda", dtype=wide)
+        sign = torch.randn(G, th, 1, 1, generator=g, device="cuda", dtype=wide).sign()
+        gain = sign * 1.3 * torch.exp(-rate * (i - j).abs()) + 0.05 * torch.randn(*shape, generator=g, device="cuda", dtype=wide)
+    if "b" in tables:
+        bias = torch.randn(*shape, generator=g, device="cuda", dtype=wide)
+        if "x" in tables and nk > 2:
+            bias[..., ::3] = -math.inf
+            bias[..., nq // 2, :] = 0
+    if "s" in tables:
+        gate = torch.rand(*shape, generator=g, device="cuda", dtype=wide)
+    return (q, k, v), (gain, bias, gate), dout
+
+
+CASES = [
+    # B, h, Nq, Nk, d, G, tables, layout
+    (2, 3, 64, 64, 64, 1, "", "plain"), (2, 3, 64, 64, 64, 1, "g", "plain"), (3, 2, 196, 196, 64, 1, "g", "packed"),
+    (5, 2, 197, 197, 64, 1, "g", "tokens"), (4, 2, 1, 1, 64, 1, "g", "plain"), (4, 2, 49, 49, 32, 2, "g", "packed"),
+    (2, 2, 1024, 1024, 64, 1, "m", "packed"), (6, 2, 300, 300, 64, 3, "g", "tokens"), (7, 1, 130, 257, 64, 1, "g", "plain"),
+    (4, 3, 196, 196, 64, 1, "g1", "packed"), (9, 2, 65, 65, 40, 1, "g", "packed"), (2, 2, 1025, 1025, 64, 1, "g", "packed"),
+    (2, 2, 196, 196, 64, 1, "b", "packed"), (2, 2, 100, 77, 64, 1, "bx", "plain"), (2, 2, 196, 196, 64, 1, "s", "packed"),
+    (4, 2, 150, 150, 64, 2, "gbs", "packed"), (2, 2, 150, 131, 128, 1, "gbs", "tokens"), (2, 2, 150, 131, 96, 1, "gs", "tokens"),
+    (2, 2, 150, 131, 32, 1, "gb", "tokens"), (2, 2, 70, 70, 17, 1, "gbs", "odd"), (2, 2, 70, 70, 64, 1, "g", "odd"),
+    (2, 2, 70, 70, 100, 1, "g", "odd"), (2, 2, 70, 70, 3, 1, "gbs", "plain"), (33, 2, 66, 66, 64, 1, "g", "packed"),
+    (40, 1, 197, 197, 64, 1, "gbs", "packed"), (1, 1, 5, 1296, 64, 1, "g", "plain"), (2, 1, 1296, 9, 64, 1, "g", "plain"),
+    (70, 6, 196, 196, 64, 1, "m", "packed"),
+]
+
+
+def check_attention(kernels, repeat, only):
+    failures, worst = 0, {}
+    for (number, case), (dtype, path) in itertools.product(
+            enumerate(CASES), ((torch.bfloat16, 90), (torch.float16, 90), (torch.bfloat16, 80), (torch.float16, 80),
+                               (torch.float32, 80), (torch.float64, 80))):
+        name = f"{'x'.join(map(str, case[:6]))} {case[6] or 'none'} {case[7]} {str(dtype)[6:]} sm{path}"
+        if only and only not in name:
+            continue
+        inputs, tables, dout = make(case, dtype, 1000 + number)
+        G, scale = case[5], 1 / math.sqrt(case[4])
+        ref = run_plain(inputs, tables, dout, scale, G, torch.float64)
+        base = run_plain(inputs, tables, dout, scale, G, dtype)
+        full = [None if t is None else t for t in tables]
+        out, lse = kernels.forward(*inputs, *full, path=path)
+        forward_sm90 = kernels.used_sm90
+        if path == 90 and not forward_sm90:
+            continue
+        grads = kernels.backward(*inputs, out, lse, dout, *full, path=path)
+        if case[6].endswith("1") or "1" in case[6]:  # the operator sums a table without heads over the heads
+            grads = list(grads[:3]) + [None if g is None else g.sum(1, keepdim=True) for g in grads[3:]]
+        results = [out, lse, *grads]
+        tiny = {torch.bfloat16: 2e-4, torch.float16: 3e-5, torch.float32: 2e-7, torch.float64: 5e-15}[dtype]
+        row = []
+        for n, x, r, p in zip(NAMES, results, ref, base):
+            if r is None:
+                continue
+            finite = torch.isfinite(r)
+            if not finite.all():
+                ok = bool((torch.isfinite(x) == finite).all())
+                r, x, p = r[finite], x[finite], p[finite]
+            else:
+                ok = True
+            e, pe = error(x, r), error(p, r)
+            if float(r.norm()) == 0:
+                e = pe = float(x.norm())
+            ratio = e / (2 * pe + tiny)
+            key = (str(dtype)[6:], path, n)
+            if ratio >= worst.get(key, (0, ''))[0]:
+                worst[key] = (ratio, name)
+            if not ok or not ratio <= 1:
+                row.append(f"{n} {e:.2e} (plain {pe:.2e})")
+        same = True
+        for _ in range(repeat):
+            o2, l2 = kernels.forward(*inputs, *full, path=path)
+            g2 = kernels.backward(*inputs, out, lse, dout, *full, path=path)
+            pairs = zip((out, lse, *grads[:3]), (o2, l2, *g2[:3]))
+            same = same and all(torch.equal(a, b) for a, b in pairs)
+            if "1" not in case[6]:
+                same = same and all(a is None or torch.equal(a, b) for a, b in zip(grads[3:], g2[3:]))
+        if row or not same:
+            failures += 1
+            print("FAIL", name, "bits differ" if not same else "", "; ".join(row), flush=True)
+    print("largest error / allowed error, per precision and path:")
+    for key in sorted({k[:2] for k in worst}, key=str):
+        print(" ", key[0], f"sm{key[1]}", "  ".join(f"{n} {worst[(*key, n)][0]:.2f}" for n in NAMES if (*key, n) in worst))
+    return failures
+
+
+def mask_reference(ranks, log_decay, weight, prefix, prefix_decay, log_space):
+    G, C, A, N = ranks.shape
+    far = (ranks[..., :, None] - ranks[..., None, :]).abs().to(log_decay.dtype)  # [G,C,A,N,N]
+    if log_decay.dim() == 3:
+        x = torch.einsum("gcanm,cah->gchnm", far, log_decay)
+    else:
+        x = torch.einsum("gcnm,ch->gchnm", far.sum(2), log_decay)
+    w = torch.full((C, log_decay.size(-1)), 1 / C, dtype=x.dtype, device=x.device) if weight is None else weight
+    if log_space:
+        m = torch.logsumexp(x + w.log()[None, :, :, None, None], 1)
+    else:
+        m = (w[None, :, :, None, None] * x.exp()).sum(1)
+    size = prefix + N
+    edge = torch.zeros(log_decay.size(-1), dtype=x.dtype, device=x.device) if prefix_decay is None else prefix_decay
+    edge = edge if log_space else edge.exp()
+    out = edge[None, :, None, None].expand(G, -1, size, size).clone()
+    eye = torch.arange(prefix, device=x.device)
+    out[:, :, eye, eye] = 0.0 if log_space else 1.0
+    out[:, :, prefix:, prefix:] = m
+    return out
+
+
+def check_mask(kernels, only):
+    failures = 0
+    for G, C, A, N, h, prefix, per_axis, weighted, learned, log_space, dtype in [
+            (1, 8, 1, 196, 6, 0, 0, 0, 0, 0, torch.float32), (1, 8, 1, 196, 6, 1, 0, 1, 1, 0, torch.float32),
+            (2, 3, 2, 60, 12, 2, 1, 1, 1, 0, torch.float32), (1, 8, 1, 100, 3, 1, 0, 1, 0, 1, torch.float32),
+            (2, 11, 3, 33, 9, 5, 1, 1, 1, 1, torch.float64), (1, 1, 1, 1, 1, 0, 0, 0, 0, 0, torch.float32),
+            (3, 8, 2, 64, 16, 1, 0, 1, 1, 0, torch.float64), (1, 8, 1, 1024, 6, 0, 0, 0, 0, 0, torch.float32)]:
+        name = f"mask G{G} C{C} A{A} N{N} h{h} P{prefix} axis{per_axis} w{weighted} cls{learned} log{log_space} {dtype}"
+        if only and only not in name:
+            continue
+        g = torch.Generator("cuda").manual_seed(7)
+        ranks = torch.stack([torch.randperm(4 * N, generator=g, device="cuda")[:N] for _ in range(G * C * A)])
+        ranks = ranks.view(G, C, A, N).int()
+        shape = (C, A, h) if per_axis else (C, h)
+        rand = lambda *s: torch.rand(*s, generator=g, device="cuda", dtype=torch.float64)
+        leaves = [-0.05 * rand(*shape), rand(C, h) + 0.1 if weighted else None, -rand(h) if learned else None]
+        leaves = [None if x is None else x.to(dtype) for x in leaves]
+        size = prefix + N
+        dout = torch.randn(G, h, size, size, generator=g, device="cuda", dtype=torch.float64).to(dtype)
+
+        def reference(t):
+            x = [None if y is None else y.to(t).requires_grad_() for y in leaves]
+            out = mask_reference(ranks, x[0], x[1], prefix, x[2], bool(log_space))
+            used = [y for y in x if y is not None]
+            grads = iter(torch.autograd.grad(out, used, dout.to(t), allow_unused=True))
+            return [out.detach()] + [None if y is None else next(grads) for y in x]
+
+        ref, base = reference(torch.float64), reference(dtype)
+        args = (ranks, leaves[0], leaves[1], prefix, leaves[2], bool(log_space))
+        ours = [kernels.mask_forward(*args), *kernels.mask_backward(dout, *args)]
+        again = [kernels.mask_forward(*args), *kernels.mask_backward(dout, *args)]
+        tiny = 3e-7 if dtype == torch.float32 else 1e-14
+        row = []
+        for n, x, r, p, y in zip(("out", "dlog_decay", "dweight", "dprefix"), ours, ref, base, again):
+            if x is None:
+                continue
+            if r is None:
+                r = torch.zeros_like(x).double()
+                p = r
+            if float(r.norm()) == 0:
+                e, pe = float(x.norm()), float(p.norm())
+            else:
+                e, pe = error(x, r), error(p, r)
+            if not e <= 2 * pe + tiny or not torch.equal(x, y):
+                row.append(f"{n} {e:.2e} (plain {pe:.2e}){'' if torch.equal(x, y) else ' bits differ'}")
+        if row:
+            failures += 1
+            print("FAIL", name, "; ".join(row), flush=True)
+    return failures
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("library")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--only", default="")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no CUDA device: the GPU checks are skipped")
+        return 0
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    kernels = Kernels(args.library)
+    failures = check_mask(kernels, args.only) + check_attention(kernels, args.repeat, args.only)
+    print("failures:", failures)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""The CUDA launchers on torch tensors, through a small shared library (kernels_api.cpp), without the operators."""
+import ctypes
+import math
+
+import torch
+
+I64, PTR, F64, I32 = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double, ctypes.c_int
+DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+
+
+class Heads(ctypes.Structure):
+    _fields_ = [("data", PTR), ("batch", I64), ("head", I64), ("token", I64)]
+
+
+class Table(ctypes.Structure):
+    _fields_ = [("data", PTR), ("group", I64), ("head", I64), ("row", I64)]
+
+
+class Shape(ctypes.Structure):
+    _fields_ = [(n, I64) for n in ("batch", "heads", "queries", "keys", "dim", "groups")]
+
+
+class Forward(ctypes.Structure):
+    _fields_ = ([("shape", Shape), ("dtype", I32), ("scale", F64)] + [(n, Heads) for n in "qkv"]
+                + [(n, Table) for n in ("gain", "bias", "gate")] + [("out", Heads), ("lse", PTR)])
+
+
+class Backward(ctypes.Structure):
+    _fields_ = ([("shape", Shape), ("dtype", I32), ("scale", F64)] + [(n, Heads) for n in ("q", "k", "v", "out", "dout")]
+                + [("lse", PTR)] + [(n, Table) for n in ("gain", "bias", "gate")] + [(n, Heads) for n in ("dq", "dk", "dv")]
+                + [(n, PTR) for n in ("dgain", "dbias", "dgate")])
+
+
+class Mask(ctypes.Structure):
+    _fields_ = ([(n, I64) for n in ("groups", "curves", "axes", "tokens", "heads", "prefix")] + [("dtype", I32)]
+                + [(n, ctypes.c_bool) for n in ("log_space", "decay_per_axis")]
+                + [(n, PTR) for n in ("ranks", "log_decay", "weight", "prefix_decay")])
+
+
+class MaskForward(ctypes.Structure):
+    _fields_ = [("mask", Mask), ("out", PTR)]
+
+
+class MaskBackward(ctypes.Structure):
+    _fields_ = [("mask", Mask)] + [(n, PTR) for n in ("dout", "dlog_decay", "dweight", "dprefix_decay")]
+
+
+def heads(x):
+    return Heads() if x is None else Heads(x.data_ptr(), x.stride(0), x.stride(1), x.stride(2))
+
+
+def table(x):
+    """x [G, h or 1, Nq, Nk] with unit stride along the keys."""
+    return Table() if x is None else Table(x.data_ptr(), x.stride(0), x.stride(1) if x.size(1) > 1 else 0, x.stride(2))
+
+
+def pointer(x):
+    return None if x is None else x.data_ptr()
+
+
+class Kernels:
+    def __init__(self, library):
+        self.lib = ctypes.CDLL(library)
+        for name in ("attention_forward_scratch", "attention_backward_scratch", "decay_mask_forward_scratch",
+                     "decay_mask_backward_scratch"):
+            getattr(self.lib, name).restype = ctypes.c_size_t
+
+    def _run(self, name, p, *path):
+        size = getattr(self.lib, name + "_scratch")(ctypes.byref(p), *path)
+        scratch = torch.empty(max(size, 1), dtype=torch.uint8, device="cuda")
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        error = getattr(self.lib, name)(ctypes.byref(p), *path, ctypes.c_void_p(scratch.data_ptr()), stream)
+        if error:
+            raise RuntimeError(f"{name}: CUDA error {error}")
+        self.scratch = size
+
+    def forward(self, q, k, v, gain=None, bias=None, gate=None, scale=None, path=90):
+        B, h, nq, d = q.shape
+        groups = next((t.size(0) for t in (gain, bias, gate) if t is not None), 1)
+        wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+        out = torch.empty(B, nq, h, d, dtype=q.dtype, device=q.device).transpose(1, 2)
+        lse = torch.empty(B, h, nq, dtype=wide, device=q.device)
+        p = Forward(Shape(B, h, nq, k.size(2), d, groups), DTYPES[q.dtype], scale or 1 / math.sqrt(d), heads(q), heads(k),
+                    heads(v), table(gain), table(bias), table(gate), heads(out), lse.data_ptr())
+        self.used_sm90 = path == 90 and bool(self.lib.attention_forward_uses_sm90(ctypes.byref(p)))
+        self._run("attention_forward", p, path)
+        return out, lse
+
+    def backward(self, q, k, v, out, lse, dout, gain=None, bias=None, gate=None, scale=None, path=90, need=(1,) * 6):
+        B, h, nq, d = q.shape
+        nk = k.size(2)
+        groups = next((t.size(0) for t in (gain, bias, gate) if t is not None), 1)
+        wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+        grads = [torch.full((B, n, h, d), float("nan"), dtype=q.dtype, device=q.device).transpose(1, 2) if wanted else None
+                 for n, wanted in zip((nq, nk, nk), need)]
+        tables = [torch.full((groups, h, nq, nk), float("nan"), dtype=wide, device=q.device)
+                  if wanted and t is not None else None for t, wanted in zip((gain, bias, gate), need[3:])]
+        p = Backward(Shape(B, h, nq, nk, d, groups), DTYPES[q.dtype], scale or 1 / math.sqrt(d), heads(q), heads(k), heads(v),
+                     heads(out), heads(dout), lse.data_ptr(), table(gain), table(bias), table(gate),
+                     *(heads(g) for g in grads), *(pointer(t) for t in tables))
+        self.used_sm90 = path == 90 and bool(self.lib.attention_backward_uses_sm90(ctypes.byref(p)))
+        self._run("attention_backward", p, path)
+        return (*grads, *tables)
+
+    def _mask(self, ranks, log_decay, weight, prefix, prefix_decay, log_space):
+        G, C, A, N = ranks.shape
+        return Mask(G, C, A, N, log_decay.size(-1), prefix, DTYPES[log_decay.dtype], log_space, log_decay.dim() == 3,
+                    pointer(ranks), pointer(log_decay), pointer(weight), pointer(prefix_decay))
+
+    def mask_forward(self, ranks, log_decay, weight=None, prefix=0, prefix_decay=None, log_space=False):
+        """ranks int32 [G,C,A,N]."""
+        m = self._mask(ranks, log_decay, weight, prefix, prefix_decay, log_space)
+        size = prefix + ranks.size(3)
+        out = torch.full((ranks.size(0), log_decay.size(-1), size, size), float("nan"), dtype=log_decay.dtype, device="cuda")
+        self._run("decay_mask_forward", MaskForward(m, out.data_ptr()))
+        return out
+
+    def mask_backward(self, dout, ranks, log_decay, weight=None, prefix=0, prefix_decay=None, log_space=False):
+        m = self._mask(ranks, log_decay, weight, prefix, prefix_decay, log_space)
+        grads = [None if x is None else torch.full_like(x, float("nan")) for x in (log_decay, weight, prefix_decay)]
+        self._run("decay_mask_backward", MaskBackward(m, dout.data_ptr(), *(pointer(g) for g in grads)))
+        return grads

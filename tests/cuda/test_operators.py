@@ -1,0 +1,294 @@
+"""The operators on a CUDA device: python3 tests/cuda/test_operators.py [build/libviolin_ops.so] [--repeat N]
+
+Every case of tests/attention_cases.json against float64 (the error may be twice that of the plain formula in the same precision,
+plus the roundings that tests/ops/attention_test.cpp allows on the CPU),
+the same bits on every run under changing load, other streams, a CUDA graph, gradients in float64 by differences, the checks of
+torch.library. VIOLIN_PATH=sm80 or reference runs the same on the other paths. Without a device it says so and succeeds.
+"""
+import argparse
+import itertools
+import json
+import math
+import os
+import sys
+
+import torch
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+EPSILON = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10, torch.float32: 2.0**-23, torch.float64: 2.0**-52}
+NAMES = ("out", "dq", "dk", "dv", "dgain", "dbias", "dgate")
+FAILURES = []
+
+
+def check(condition, what):
+    if not condition:
+        FAILURES.append(what)
+        print("FAIL", what, flush=True)
+
+
+def expand(table):
+    for case in table["cases"]:
+        full = {**table["defaults"], **case}
+        lists = [k for k, v in full.items() if isinstance(v, list) and (k != "beta" or isinstance(v[0], list))]
+        for choice in itertools.product(*(full[k] for k in lists)):
+            chosen = {**full, **dict(zip(lists, choice))}
+            chosen["name"] = ", ".join([full["name"]] + [f"{k} {v}" for k, v in zip(lists, choice)])
+            yield chosen
+
+
+def decay_mask(case, wide):
+    """[h,N,N] from the curves of the package on a grid near to a square, with prefix tokens."""
+    tokens = case["queries"] - case["prefix"]
+    height = max(x for x in range(1, int(math.sqrt(tokens)) + 1) if tokens % x == 0)
+    ranks = torch.ops.violin.curve_ranks("violin", [height, tokens // height]).cuda()
+    low, high = case["beta"]
+    beta = torch.linspace(low, high, ranks.size(0) * case["heads"], dtype=torch.float64).view(ranks.size(0), -1)
+    log_decay = -torch.nn.functional.softplus(-beta)
+    return torch.ops.violin.decay_mask(ranks, log_decay.to("cuda", wide), None, case["prefix"])
+
+
+def make(case, seed):
+    g = torch.Generator("cuda").manual_seed(seed)
+    dtype = getattr(torch, case["dtype"])
+    wide = torch.promote_types(dtype, torch.float32)
+    B, h, nq, d = case["batch"], case["heads"], case["queries"], case["dim"]
+    nk = case["keys"] or nq
+    rand = lambda *s: torch.randn(*s, generator=g, device="cuda")
+    layout = case["layout"]
+    if layout == "packed" and nq == nk:
+        q, k, v = rand(B, nq, 3, h, d).to(dtype).permute(2, 0, 3, 1, 4)
+    elif layout == "tokens":
+        q, k, v = (rand(B, n, h, d).to(dtype).transpose(1, 2) for n in (nq, nk, nk))
+    elif layout == "padded":
+        q, k, v = (rand(B, h, n, d + 3).to(dtype)[..., :d] for n in (nq, nk, nk))
+    else:
+        q, k, v = (rand(B, h, n, d).to(dtype) for n in (nq, nk, nk))
+    q = q * case["magnitude"] if case["magnitude"] != 1 else q
+    dout = rand(B, h, nq, d).to(dtype)
+    th = 1 if case["heads_of_tables"] == "one" else h
+    shape = ((case["groups"],) if case["groups"] else ()) + (th, nq, nk)
+
+    def table(kind):
+        if kind is None:
+            return None
+        if kind == "mask":
+            return decay_mask(case, wide)[:th].expand(shape).clone()
+        t = torch.randn(shape, generator=g, device="cuda", dtype=torch.float64)
+        if kind == "rows":
+            t = t.masked_fill(torch.rand(shape, generator=g, device="cuda") < 0.2, -math.inf)
+            t[..., :: max(1, nq // 3), :] = -math.inf
+        return t.to(wide)
+
+    tables = [table(case[n]) for n in ("gain", "bias", "gate")]
+    strategy = case["strategy"]
+    if strategy and strategy != "add_after_sm":
+        m = decay_mask(case, wide) * torch.linspace(0.5, 1.5, h, device="cuda", dtype=wide)[:, None, None]
+        slot = {"mul_v1": 0, "mul_v2": 0, "add_v1": 1, "mul_after_sm": 2, "log": 1}[strategy]
+        tables[slot] = 1 + m if strategy == "mul_v2" else m.log() if strategy == "log" else m
+    return [q, k, v], tables, dout, case["scale"]
+
+
+def formula(q, k, v, tables, scale):
+    wide = torch.promote_types(q.dtype, torch.float32)
+    full = [None if t is None else t if t.dim() == 3 else t.repeat(q.size(0) // t.size(0), 1, 1, 1) for t in tables]
+    z = (q @ k.transpose(-2, -1)).to(wide) * (q.size(-1) ** -0.5 if scale is None else scale)
+    z = z if full[0] is None else z * full[0]
+    z = z if full[1] is None else z + full[1]
+    top = z.amax(-1, keepdim=True).detach()
+    e = (z - top.masked_fill(top == -math.inf, 0)).exp()
+    s = e.sum(-1, keepdim=True)
+    w = e / s.masked_fill(s == 0, 1)
+    w = w if full[2] is None else w * full[2]
+    return w.to(q.dtype) @ v
+
+
+def run(function, inputs, tables, dout, dtype):
+    wide = torch.promote_types(dtype, torch.float32)
+    x = [t.detach().to(dtype).requires_grad_() for t in inputs]
+    y = [None if t is None else t.detach().to(wide).requires_grad_() for t in tables]
+    out = function(*x, y)
+    leaves = x + [t for t in y if t is not None]
+    return [out.detach(), *torch.autograd.grad(out, leaves, dout.to(dtype))]
+
+
+def error(x, ref):
+    return float((x.double() - ref).norm() / ref.norm())
+
+
+def largest(x):
+    return float(x.abs().max()) if x.numel() else 0.0
+
+
+def allowed_error(case, what, x, plain, truth, largest_logit):
+    """The criterion of the CPU tests: largest differences, with the roundings that no kernel avoids. What is left where
+    everything cancels is eight times that of the CPU, whose sums go in the order of the formula's."""
+    wide = x.dtype in (torch.float32, torch.float64)
+    rounding = 8 * EPSILON[x.dtype] if wide else EPSILON[x.dtype] / 2
+    if case["magnitude"] > 1 and what != "out":  # weights come back from a saved log-sum-exp
+        rounding += 8 * EPSILON[x.dtype] * largest_logit
+    if wide and case["dtype"] in ("bfloat16", "float16"):  # rowsum(dO o O) from an output saved in 16 bits
+        rounding = EPSILON[getattr(torch, case["dtype"])] / 4
+    terms = case["magnitude"] if what in ("dk", "dgain") else 1.0
+    if x.dtype == torch.float64:
+        return rounding * max(terms, largest(truth))
+    return 2 * largest(plain.double() - truth) + rounding * largest(truth) + 64 * EPSILON[torch.float32] * terms
+
+
+def cases_against_float64():
+    count = 0
+    with open(os.path.join(HERE, "..", "attention_cases.json")) as file:
+        table = json.load(file)
+    for number, case in enumerate(expand(table)):
+        try:
+            inputs, tables, dout, scale = make(case, number)
+        except (ValueError, KeyError) as problem:
+            check(False, f"{case['name']}: cannot be made: {problem}")
+            continue
+        if inputs[0].numel() == 0 or inputs[1].numel() == 0:
+            continue
+        dtype = inputs[0].dtype
+        ours = run(lambda q, k, v, t: torch.ops.violin.attention(q, k, v, *t, scale), inputs, tables, dout, dtype)
+        again = run(lambda q, k, v, t: torch.ops.violin.attention(q, k, v, *t, scale), inputs, tables, dout, dtype)
+        plain = run(lambda q, k, v, t: formula(q, k, v, t, scale), inputs, tables, dout, dtype)
+        ref = run(lambda q, k, v, t: formula(q, k, v, t, scale), inputs, tables, dout, torch.float64)
+        q, k = (t.double() for t in inputs[:2])
+        largest_logit = largest(q @ k.transpose(-2, -1)) * (q.size(-1) ** -0.5 if scale is None else abs(scale))
+        names = [n for n, t in zip(NAMES, [1, 1, 1, 1, *tables]) if t is not None]
+        for what, x, y, p, r in zip(names, ours, again, plain, ref):
+            finite = torch.isfinite(r)  # the formula's own gradient is not a number where a row has no key
+            x, y, p, r = x[finite], y[finite], p[finite], r[finite]
+            check(bool(torch.isfinite(x).all()), f"{case['name']}: {what} is not finite")
+            e, allowed = largest(x.double() - r), allowed_error(case, what, x, p, r, largest_logit)
+            check(e <= allowed, f"{case['name']}: {what} differs by {e:.2e}, allowed {allowed:.2e}")
+            check(torch.equal(x, y), f"{case['name']}: {what} differs between two runs")
+        count += 1
+    print("cases:", count)
+
+
+def packed_equals_views():
+    qkv = torch.randn(5, 197, 3, 4, 64, device="cuda").bfloat16().requires_grad_()
+    gain = torch.rand(4, 197, 197, device="cuda").requires_grad_()
+    out = torch.ops.violin.attention_qkv(qkv, gain)
+    dout = torch.randn_like(out)
+    one = torch.autograd.grad(out, (qkv, gain), dout)
+    q, k, v = qkv.permute(2, 0, 3, 1, 4)
+    two = torch.autograd.grad(torch.ops.violin.attention(q, k, v, gain).transpose(1, 2), (qkv, gain), dout)
+    check(all(torch.equal(a, b) for a, b in zip(one, two)), "attention_qkv equals attention on views")
+
+
+def same_bits(repeat):
+    """Runs beside other work of varying size on other streams."""
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(12, 3, 197, 64, device="cuda").bfloat16().requires_grad_() for _ in range(3))
+    gain = torch.rand(3, 197, 197, device="cuda").requires_grad_()
+    dout = torch.randn(12, 3, 197, 64, device="cuda").bfloat16()
+    noise = torch.randn(2048, 2048, device="cuda")
+    side = torch.cuda.Stream()
+
+    def once():
+        out = torch.ops.violin.attention(q, k, v, gain)
+        return [out, *torch.autograd.grad(out, (q, k, v, gain), dout)]
+
+    first, bad = once(), 0
+    for i in range(repeat):
+        with torch.cuda.stream(side):
+            for _ in range(i % 4):
+                noise = torch.tanh(noise @ noise)
+        bad += not all(torch.equal(a, b) for a, b in zip(first, once()))
+    check(bad == 0, f"{bad} of {repeat} runs give other bits")
+
+
+def streams_and_graphs():
+    """The private operators, forward and backward, on another stream and in a captured graph."""
+    q, k, v = (torch.randn(4, 3, 196, 64, device="cuda").bfloat16() for _ in range(3))
+    dout = torch.randn(4, 3, 196, 64, device="cuda").bfloat16()
+    ranks = torch.ops.violin.curve_ranks("violin", [14, 14]).cuda()
+    decay = -0.1 * torch.rand(8, 3, device="cuda")
+
+    def once():
+        gain = torch.ops.violin._decay_mask_forward(ranks, decay, None, 0, None, False)
+        out, lse = torch.ops.violin._attention_forward(q, k, v, gain, None, None, None)
+        grads = torch.ops.violin._attention_backward(dout, q, k, v, gain, None, None, out, lse, None,
+                                                     [True, True, True, True, False, False])
+        ddecay = torch.ops.violin._decay_mask_backward(grads[3], ranks, decay, None, 0, None, False, [True, False, False])
+        return [gain, out, lse, *grads[:4], ddecay[0]]
+
+    expected = once()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        other = once()
+    stream.synchronize()
+    check(all(torch.equal(a, b) for a, b in zip(expected, other)), "another stream gives the same")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        captured = once()
+    for x in captured:
+        x.fill_(float("nan"))
+    graph.replay()
+    torch.cuda.synchronize()
+    check(all(torch.equal(a, b) for a, b in zip(expected, captured)), "a captured graph gives the same")
+
+
+def gradients_by_differences():
+    wide = dict(device="cuda", dtype=torch.float64)
+    torch.manual_seed(2)
+    q, k, v = (torch.randn(2, 2, n, 5, **wide).requires_grad_() for n in (7, 6, 6))
+    tables = [torch.randn(2, 7, 6, **wide).requires_grad_() for _ in range(3)]
+    check(torch.autograd.gradcheck(torch.ops.violin.attention, (q, k, v, *tables)), "gradcheck of attention")
+    ranks = torch.stack([torch.randperm(6) for _ in range(4)]).view(2, 2, 6).int().cuda()
+    decay = (-torch.rand(2, 2, 3, **wide)).requires_grad_()
+    weight = torch.rand(2, 3, **wide).requires_grad_()
+    cls = (-torch.rand(3, **wide)).requires_grad_()
+    for log_space in (False, True):
+        check(torch.autograd.gradcheck(lambda a, b, c: torch.ops.violin.decay_mask(ranks, a, b, 2, c, log_space),
+                                       (decay, weight, cls)), f"gradcheck of decay_mask, log_space {log_space}")
+    args = tuple(t.detach().bfloat16().requires_grad_() for t in (q, k, v)) + (tables[0].detach().float().requires_grad_(),)
+    torch.library.opcheck(torch.ops.violin.attention.default, args)
+    compiled = torch.compile(lambda *a: torch.ops.violin.attention(*a) * 2, fullgraph=True)
+    check(torch.equal(compiled(*args), torch.ops.violin.attention(*args) * 2), "compiled equals eager")
+
+
+def mask_against_float64():
+    for N, prefix, log_space in ((196, 1, False), (100, 0, True), (1024, 0, False)):
+        side = int(math.sqrt(N))
+        ranks = torch.ops.violin.curve_ranks("violin", [side, N // side])
+        beta = torch.linspace(-1, 9, 8 * 6, dtype=torch.float64).view(8, 6)
+        decay = -torch.nn.functional.softplus(-beta)
+        dmask = torch.randn(6, N + prefix, N + prefix, dtype=torch.float64)
+
+        def once(device, dtype):
+            x = decay.to(device, dtype).requires_grad_()
+            m = torch.ops.violin.decay_mask(ranks.to(device), x, None, prefix, None, log_space)
+            return [m.detach(), *torch.autograd.grad(m, x, dmask.to(device, dtype))]
+
+        ref = once("cpu", torch.float64)
+        for x, r in zip(once("cuda", torch.float32), ref):
+            e = error(x.cpu(), r)
+            check(e < 2e-6, f"decay_mask N={N} log_space={log_space}: error {e:.1e}")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("library", nargs="?", default="build/libviolin_ops.so")
+    parser.add_argument("--repeat", type=int, default=1000)
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no CUDA device: the GPU tests are skipped")
+        return 0
+    torch.ops.load_library(os.path.abspath(args.library))
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    for test in (cases_against_float64, packed_equals_views, lambda: same_bits(args.repeat), streams_and_graphs,
+                 mask_against_float64, gradients_by_differences):
+        try:
+            test()
+        except Exception as problem:  # the other tests still say what they find
+            check(False, f"{getattr(test, '__name__', 'test')}: {type(problem).__name__}: {str(problem)[:300]}")
+    print("failures:", len(FAILURES))
+    return 1 if FAILURES else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
