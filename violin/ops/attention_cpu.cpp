@@ -14,7 +14,9 @@ namespace cpu = kernels::cpu;
 
 template <class Parameters>
 void run_kernels(const Parameters& parameters, cpu::Level level) {
-  run_phases(cpu::plan(parameters, cpu_matmul()),
+  const kernels::AttentionShape& shape = parameters.shape;
+  const std::int64_t operations = shape.batch * shape.heads * shape.queries * shape.keys * shape.dim;
+  run_phases(cpu::plan(parameters, cpu_matmul()), operations,
              [&](int phase, std::int64_t begin, std::int64_t end, const cpu::Scratch& scratch) {
                cpu::run(parameters, level, cpu_matmul(), phase, begin, end, scratch);
              });

@@ -35,24 +35,32 @@ at::Tensor gated(const AttentionCall& call, const at::Tensor& values) {
   return call.gate.defined() ? (grouped(values, call.groups) * call.gate).flatten(0, 1) : values;
 }
 
-void forward(const AttentionCall& call) {
-  const at::Tensor z = logits(call, products(call));
+struct Softmax {
+  at::Tensor weights;  // [B,h,Nq,Nk], before the gate
+  at::Tensor lse;      // [B,h,Nq]
+};
+
+Softmax softmax(const at::Tensor& z) {
   const at::Tensor largest = z.amax(-1, true);
   // A row without a finite logit has weights zero: shifting it by 0 leaves exp(-inf) everywhere.
   const at::Tensor shift = largest.masked_fill(largest == -kInfinity, 0.0);
   const at::Tensor exponentials = (z - shift).exp();
   const at::Tensor sum = exponentials.sum(-1, true);
-  const at::Tensor weights = gated(call, exponentials / sum.masked_fill(sum == 0, 1.0));
-  call.out.copy_(at::matmul(weights, call.v.to(weights.scalar_type())));
-  call.lse.copy_((shift + sum.log()).squeeze(-1));
+  return {exponentials / sum.masked_fill(sum == 0, 1.0), (shift + sum.log()).squeeze(-1)};
+}
+
+void forward(const AttentionCall& call) {
+  const Softmax p = softmax(logits(call, products(call)));
+  call.out.copy_(at::matmul(gated(call, p.weights), call.v.to(p.weights.scalar_type())));
+  call.lse.copy_(p.lse);
 }
 
 void backward(const AttentionBackwardCall& call) {
   const at::ScalarType type = accumulate_type(call.q.scalar_type());
   const at::Tensor dout = call.dout.to(type);
   const at::Tensor a = products(call);
-  const at::Tensor lse = call.lse.masked_fill(call.lse == -kInfinity, kInfinity).unsqueeze(-1);
-  const at::Tensor p = (logits(call, a) - lse).exp();
+  // Not from the saved log-sum-exp, whose last bit is a visible part of a weight where logits are huge.
+  const at::Tensor p = softmax(logits(call, a)).weights;
   if (call.dv.defined()) call.dv.copy_(at::matmul(gated(call, p).transpose(2, 3), dout));
   const at::Tensor dweights = at::matmul(dout, call.v.to(type).transpose(2, 3));
   if (call.dgate.defined()) call.dgate.copy_(grouped(p * dweights, call.groups).sum(0));

@@ -12,7 +12,7 @@ namespace violin::ops {
 namespace {
 
 // A mistake of the caller arrives as the same kind of error as from the other operators.
-at::Tensor curve_ranks_any(std::string_view names, at::IntArrayRef sides) {
+at::Tensor curve_ranks_any(std::string_view names, at::IntArrayRef sides, std::optional<at::Device> device) {
   TORCH_CHECK_VALUE(sides.size() == 2 || sides.size() == 3, "violin::curve_ranks: grid has ", sides.size(),
                     " sides; expected (height, width) or (frames, height, width)");
   for (const std::int64_t side : sides) {
@@ -26,9 +26,12 @@ at::Tensor curve_ranks_any(std::string_view names, at::IntArrayRef sides) {
   } catch (const Error& error) {
     TORCH_CHECK_VALUE(false, "violin::curve_ranks: ", error.what());
   }
-  at::Tensor ranks = at::empty({coordinates.curves, coordinates.axes, coordinates.tokens}, at::kInt);
+  const std::vector<std::int64_t> shape = {coordinates.curves, coordinates.axes, coordinates.tokens};
+  // Under torch.compile a tensor without data is asked for first, to learn the shape.
+  if (device.has_value() && device->is_meta()) return at::empty(shape, at::dtype(at::kInt).device(*device));
+  at::Tensor ranks = at::empty(shape, at::kInt);
   std::copy(coordinates.values.begin(), coordinates.values.end(), ranks.mutable_data_ptr<std::int32_t>());
-  return ranks;
+  return device.has_value() ? ranks.to(*device) : ranks;
 }
 
 TORCH_LIBRARY_IMPL(violin, CompositeExplicitAutograd, library) {

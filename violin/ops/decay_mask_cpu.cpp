@@ -30,7 +30,9 @@ void run_kernels(const Parameters& parameters) {
   const std::int64_t span = cpu::largest_distance(parameters.mask);
   TORCH_CHECK_VALUE(span <= std::numeric_limits<std::int32_t>::max(), "violin::decay_mask: ranks are up to ", span,
                     " apart with their axes added; expected distances within int32");
-  run_phases(cpu::plan(parameters, span),
+  const kernels::DecayMask& mask = parameters.mask;
+  const std::int64_t operations = mask.groups * mask.heads * mask.curves * mask.tokens * mask.tokens;
+  run_phases(cpu::plan(parameters, span), operations,
              [&](int phase, std::int64_t begin, std::int64_t end, const cpu::Scratch& scratch) {
                cpu::run(parameters, span, level(), phase, begin, end, scratch);
              });

@@ -28,7 +28,7 @@ TORCH_LIBRARY(violin, library) {
   library.def("attention_rows(Tensor q, Tensor k, Tensor lse, Tensor rows, " VIOLIN_TABLES_AND_SCALE ") -> Tensor",
               tags);
   library.def("decay_mask(" VIOLIN_MASK ") -> Tensor", tags);
-  library.def("curve_ranks(str curves, int[] grid) -> Tensor", tags);
+  library.def("curve_ranks(str curves, int[] grid, *, Device? device=None) -> Tensor", tags);
 
   library.def("_attention_forward(" VIOLIN_QKV ", " VIOLIN_TABLES_AND_SCALE ") -> (Tensor, Tensor)", tags);
   library.def("_attention_backward(Tensor dout, " VIOLIN_QKV
@@ -93,8 +93,9 @@ at::Tensor decay_mask(const at::Tensor& ranks, const at::Tensor& log_decay, cons
 }
 
 at::Tensor curve_ranks(const std::string& curves, at::IntArrayRef grid) {
-  static const auto op = find<at::Tensor(c10::string_view, at::IntArrayRef)>("violin::curve_ranks");
-  return op.call(curves, grid);
+  static const auto op =
+      find<at::Tensor(c10::string_view, at::IntArrayRef, std::optional<at::Device>)>("violin::curve_ranks");
+  return op.call(curves, grid, std::nullopt);
 }
 
 Tensors2 attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,

@@ -9,12 +9,15 @@
 
 namespace violin::ops {
 
-// run(phase, begin, end, scratch)
+// Below so many operations waking threads takes longer than doing without them.
+inline constexpr std::int64_t kWorthThreads = 1 << 16;
+
+// run(phase, begin, end, scratch); `operations`: about how many additions or multiplications all phases take.
 template <class Run>
-void run_phases(const kernels::cpu::Work& work, const Run& run) {
+void run_phases(const kernels::cpu::Work& work, std::int64_t operations, const Run& run) {
   constexpr std::int64_t kAlign = 64;  // of torch's CPU allocator too
   const auto bytes = at::TensorOptions().dtype(at::kByte);
-  const bool serial = at::in_parallel_region();
+  const bool serial = operations < kWorthThreads || at::in_parallel_region();
   const std::int64_t threads = serial ? 1 : at::get_num_threads();
   const std::int64_t stride = (work.thread_scratch_bytes + kAlign - 1) / kAlign * kAlign;
   const at::Tensor shared = at::empty({work.shared_scratch_bytes}, bytes);

@@ -76,10 +76,12 @@ at::Tensor masked_attention(const at::Tensor& q, const at::Tensor& k, const at::
                             std::optional<double> scale) {
   at::Tensor out = attention(q, k, v, tables.gain, tables.bias, tables.gate, scale);
   if (!tables.after.has_value()) return out;
-  // [G,h or 1,Nq,Nk] against image b = i G + g; the product in the type of the inputs, as projections are.
-  const at::Tensor after = tables.after->to(v.scalar_type());
-  if (after.dim() == 3) return out + at::matmul(after, v);
-  return out + at::matmul(after, v.unflatten(0, {-1, after.size(0)})).flatten(0, 1);
+  // In the type of the mask, which 16 bits do not resolve; [G,h or 1,Nq,Nk] against image b = i G + g.
+  const at::Tensor& after = *tables.after;
+  const at::Tensor values = v.to(after.scalar_type());
+  const at::Tensor added = after.dim() == 3 ? at::matmul(after, values)
+                                            : at::matmul(after, values.unflatten(0, {-1, after.size(0)})).flatten(0, 1);
+  return (out + added).to(out.scalar_type());
 }
 
 }  // namespace violin::ops
