@@ -137,6 +137,15 @@ TEST(PickleValues, OrderedDictOfPairsIsADictionary) {
   EXPECT_EQ(*value.get_if<Dict>()->find("a")->get_if<std::int64_t>(), 1);
 }
 
+TEST(PickleValues, ConfigurationsThatAreDictionariesAreRead) {
+  const std::string state = op::dict({{"__immutable__", "\x88"}});
+  const Value value =
+      read(op::global("yacs.config", "CfgNode") + ")\x81(" + op::text("lr") + op::integer(3) + "u" + state + "b");
+  ASSERT_TRUE(value.is<Dict>());
+  ASSERT_EQ(value.get_if<Dict>()->items.size(), 1U);
+  EXPECT_EQ(*value.get_if<Dict>()->find("lr")->get_if<std::int64_t>(), 3);
+}
+
 std::string tensor_refusal(std::int64_t offset, const std::vector<std::int64_t>& sizes,
                            const std::vector<std::int64_t>& strides) {
   // Eight floats.
@@ -184,6 +193,11 @@ TEST(PickleTensors, ArgumentsOfTheWrongKindAreNamed) {
       has(refusal(rebuild + op::tuple({storage, op::integer(0), one, op::tuple({"N"})}) + "R", {"1234"}), "stride"));
   EXPECT_TRUE(has(refusal(rebuild + op::tuple({storage}) + "R", {"1234"}), "1 arguments"));
   EXPECT_TRUE(has(refusal(rebuild + "NR"), "no tuple"));
+}
+
+TEST(Messages, NameTheFileWholeHoweverLongItsName) {
+  const std::string name = "/folder/" + std::string(300, 'x') + ".pth";
+  EXPECT_TRUE(has(error_of([&] { parse_document(bytes_of("nonsense"), name); }), "'" + name + "'"));
 }
 
 TEST(TorchArchives, OfAnotherByteOrderAreRefused) {

@@ -207,6 +207,14 @@ TEST(SafetensorsHeader, NamesInMessagesCannotSteerATerminal) {
   EXPECT_LT(message.size(), 300U);
 }
 
+TEST(SafetensorsHeader, OfAnyLengthIsToldFromAPickle) {
+  for (const std::size_t length : {128, 640, 1152}) {  // 0x80, 0x280, 0x480: how pickles begin
+    const std::string text = safetensors("{}" + std::string(length - 2, ' '));
+    EXPECT_EQ(parse_document(bytes_of(text), "a").format, FileFormat::kSafetensors);
+    EXPECT_TRUE(has(parse_error(text.substr(0, 100)), "header"));
+  }
+}
+
 TEST(SafetensorsHeader, EmptyFileOfNoTensorsIsValid) {
   const std::string text = safetensors("{}   ");
   EXPECT_TRUE(flatten(parse_document(bytes_of(text), "a").root).empty());

@@ -16,7 +16,7 @@ namespace violin::checkpoint {
 namespace {
 
 [[noreturn]] void fail(const std::filesystem::path& path, const std::string& why) {
-  throw Error("cannot read " + in_quotes(path.string()) + ": " + why);
+  throw Error("cannot read " + file_in_quotes(path.string()) + ": " + why);
 }
 
 }  // namespace

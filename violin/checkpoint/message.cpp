@@ -6,8 +6,6 @@
 namespace violin::checkpoint {
 namespace {
 
-constexpr std::size_t kMaxQuoted = 120;
-
 // Bytes of the well-formed UTF-8 sequence at the front of the text, 0 where there is none.
 std::size_t utf8_length(std::string_view text) {
   const auto at = [&](std::size_t i) { return static_cast<std::uint8_t>(text[i]); };
@@ -26,11 +24,11 @@ std::size_t utf8_length(std::string_view text) {
 
 }  // namespace
 
-std::string in_quotes(std::string_view text) {
+std::string in_quotes(std::string_view text, std::size_t limit) {
   static constexpr char kHex[] = "0123456789abcdef";
   std::string result = "'";
   while (!text.empty()) {
-    if (result.size() > kMaxQuoted) {
+    if (result.size() > limit) {
       result += "...";
       break;
     }

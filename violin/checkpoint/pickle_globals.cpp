@@ -28,6 +28,12 @@ Table make_table() {
       {"torch.storage.UntypedStorage", {kStorageType, DType::kU8}},
       {"torch.storage._UntypedStorage", {kStorageType, DType::kU8}},
   };
+  // Configurations that are dictionaries with another name.
+  for (const char* name :
+       {"yacs.config.CfgNode", "easydict.EasyDict", "addict.addict.Dict",
+        "pytorch_lightning.utilities.parsing.AttributeDict", "lightning_fabric.utilities.data.AttributeDict"}) {
+    table[name] = {kDict};
+  }
   for (const char* name : {"argparse.Namespace", "types.SimpleNamespace", "torch.device", "numpy.dtype",
                            "numpy.ndarray", "datetime.datetime", "datetime.date", "datetime.timedelta"}) {
     table[name] = {kInert};

@@ -9,7 +9,7 @@ namespace violin::checkpoint {
 
 enum class GlobalRole : std::uint8_t {
   kInert,  // a class or function that becomes an Object: its name and the data it was given
-  kDict,   // OrderedDict, Counter: a dictionary, perhaps of a list of pairs
+  kDict,   // OrderedDict, Counter, …: a dictionary, perhaps of a list of pairs
   kDefaultDict,
   kList,
   kTuple,  // torch.Size

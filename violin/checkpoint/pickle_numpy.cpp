@@ -1,5 +1,5 @@
 // numpy scalars, which training scripts leave in checkpoints as accuracies and losses: scalar(dtype('f8'), bytes).
-#include <cstring>
+#include <string_view>
 
 #include "violin/checkpoint/pickle_nodes.h"
 
@@ -25,7 +25,7 @@ std::string_view number_code(const Nodes& nodes, const Node& dtype) {
 template <typename T>
 T load(std::string_view bytes) {
   T value;
-  std::memcpy(&value, bytes.data(), sizeof(T));
+  bytes.copy(reinterpret_cast<char*>(&value), sizeof(T));
   return value;
 }
 

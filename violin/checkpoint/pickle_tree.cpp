@@ -20,7 +20,7 @@ class Unfolder {
   Value unfold(NodeId id, int depth) {
     if (depth > kMaxDepth) throw Error("values are nested more than " + std::to_string(kMaxDepth) + " deep");
     const Node& node = nodes_[id];
-    budget_.spend(sizeof(Value) + node.text.size());
+    budget_.spend(node.text.size());
     switch (node.kind) {
       case Kind::kNone:
         return {};
@@ -60,12 +60,16 @@ class Unfolder {
  private:
   std::vector<Value> children(const Node& node, int depth) {
     std::vector<Value> result;
+    budget_.spend(node.children.size() * sizeof(Value));
+    result.reserve(node.children.size());
     for (const NodeId child : node.children) result.push_back(unfold(child, depth + 1));
     return result;
   }
 
   Dict dict(const Node& node, int depth) {
     Dict result;
+    budget_.spend(node.children.size() * sizeof(Value));
+    result.items.reserve(node.children.size() / 2);
     std::unordered_set<std::string_view> texts;
     std::unordered_set<std::int64_t> numbers;
     for (std::size_t i = 0; i + 1 < node.children.size(); i += 2) {

@@ -101,7 +101,7 @@ struct TensorFile::State {
     const bool good =
         std::all_of(source.bytes.begin(), source.bytes.end(), [](std::byte b) { return b <= std::byte{1}; });
     if (good) return;
-    throw Error("cannot read " + in_quotes(name) + ": storage " + in_quotes(source.name) +
+    throw Error("cannot read " + file_in_quotes(name) + ": storage " + in_quotes(source.name) +
                 " holds bytes above 1 in a bool tensor");
   }
 };
@@ -149,7 +149,8 @@ at::Tensor TensorFile::tensor(const std::string& name) const {
   for (const NamedRef& entry : list()) {
     if (entry.name == name) return tensor(entry.tensor);
   }
-  throw Error(in_quotes(state_->name) + " has no tensor " + in_quotes(name) + "; 'violin inspect' lists what it has");
+  throw Error(file_in_quotes(state_->name) + " has no tensor " + in_quotes(name) +
+              "; 'violin inspect' lists what it has");
 }
 
 NamedTensors TensorFile::tensors() const {
