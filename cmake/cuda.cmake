@@ -13,7 +13,9 @@ if(NOT VIOLIN_CUDA STREQUAL "OFF")
     enable_language(CUDA)
     find_package(CUDAToolkit REQUIRED)
     set(VIOLIN_HAVE_CUDA ON)
-    # CMake 3.25 knows no CUDA_STANDARD 20 for every compiler, so the flag is given by hand.
+    # CMake 3.25 does not know this nvcc's flag for C++20 and would refuse a required standard: the flag is given by hand.
+    set(CMAKE_CUDA_STANDARD 20)
+    set(CMAKE_CUDA_STANDARD_REQUIRED OFF)
     add_compile_options($<$<COMPILE_LANGUAGE:CUDA>:-std=c++20>)
     set(VIOLIN_CUTLASS_DIR "${PROJECT_SOURCE_DIR}/.violin/cutlass/include" CACHE PATH "CUTLASS headers")
     set(VIOLIN_HAVE_CUTLASS OFF)

@@ -5,7 +5,6 @@ add_library(violin_base INTERFACE)
 target_include_directories(violin_base INTERFACE
   "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>" "$<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/generated>"
   "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>")
-target_compile_features(violin_base INTERFACE cxx_std_20)
 
 # Not CMAKE_POSITION_INDEPENDENT_CODE: executables would get -fPIE and could not share the precompiled header.
 add_compile_options(-fPIC)
