@@ -292,6 +292,42 @@ VIOLIN_INLINE void gather(const DecayMaskLayout& layout, int64_t curve, const st
   }
 }
 
+template <class T, int W>
+VIOLIN_INLINE void finish_sum(const DecayMask& mask, const DecayMaskLayout& layout, Lanes<T, W>& sum, T* result) {
+  if (layout.divide) {
+    VIOLIN_EACH(sum) sum.v[i] /= static_cast<T>(mask.curves);
+  }
+  store(result, sum);
+}
+
+// A whole tile [kMaskTile, W] where every curve has one decay. A few pairs at a time keep their sums in registers while
+// one table after another is visited.
+template <class T, int W>
+VIOLIN_INLINE void mask_of_tile(const DecayMask& mask, const DecayMaskLayout& layout, int64_t block, T* tile) {
+  constexpr int kPairs = Lanes<T, W>::kCount > 2 ? 2 : Lanes<T, W>::kCount == 2 ? 4 : 8;
+  const int64_t size = layout.entries * W;
+  const T* const first = static_cast<const T*>(layout.powers) + block * mask.curves * size;
+  for (int64_t t = 0; t < kMaskTile; t += kPairs) {
+    const std::int32_t* at = layout.distance + t;
+    const T* table = first;
+    Lanes<T, W> sums[kPairs];
+#pragma GCC unroll 8
+    for (int pair = 0; pair < kPairs; ++pair) load(sums[pair], table + int64_t{at[pair]} * W);
+    for (int64_t c = 1; c < mask.curves; ++c) {
+      at += kMaskTile;
+      table += size;
+#pragma GCC unroll 8
+      for (int pair = 0; pair < kPairs; ++pair) {
+        Lanes<T, W> term;
+        load(term, table + int64_t{at[pair]} * W);
+        add(sums[pair], term);
+      }
+    }
+#pragma GCC unroll 8
+    for (int pair = 0; pair < kPairs; ++pair) finish_sum(mask, layout, sums[pair], tile + (t + pair) * W);
+  }
+}
+
 // The mask of the pair for all heads of the block, [W].
 template <class T, int W>
 VIOLIN_INLINE void mask_of_pair(const DecayMask& mask, const DecayMaskLayout& layout, int64_t block,
@@ -305,10 +341,7 @@ VIOLIN_INLINE void mask_of_pair(const DecayMask& mask, const DecayMaskLayout& la
       gather(layout, first + c, at + c * layout.axes * kMaskTile, term);
       add(sum, term);
     }
-    if (layout.divide) {
-      VIOLIN_EACH(sum) sum.v[i] /= static_cast<T>(mask.curves);
-    }
-    return store(result, sum);
+    return finish_sum(mask, layout, sum, result);
   }
   Lanes<double, W> sum;
   if (mask.log_space) {
@@ -399,8 +432,12 @@ void forward_rows(const DecayMaskForward& call, const DecayMaskLayout& layout, i
       for (int64_t j = 0; j < mask.tokens; j += kMaskTile) {
         const int64_t count = mask.tokens - j < kMaskTile ? mask.tokens - j : kMaskTile;
         find_distances(mask, layout, group, i, j, count);
-        for (int64_t t = 0; t < kMaskTile; ++t) {
-          mask_of_pair<T, W>(mask, layout, block, layout.distance + t, tile + t * W);
+        if (layout.histogram) {
+          mask_of_tile<T, W>(mask, layout, block, tile);
+        } else {
+          for (int64_t t = 0; t < kMaskTile; ++t) {
+            mask_of_pair<T, W>(mask, layout, block, layout.distance + t, tile + t * W);
+          }
         }
         transpose<T, kMaskTile, W>(tile, turned);
         T* const to = out + mask.prefix + j;
