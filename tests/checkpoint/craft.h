@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <fstream>
+#include <initializer_list>
 #include <iterator>
 #include <string>
 #include <string_view>
@@ -38,6 +39,12 @@ std::string little(T value) {
   return {reinterpret_cast<const char*>(&value), sizeof(T)};
 }
 
+inline std::string join(std::initializer_list<std::string_view> parts) {
+  std::string result;
+  for (const std::string_view part : parts) result += part;
+  return result;
+}
+
 // The message of the violin::Error that `action` throws; anything else fails the test.
 template <typename Action>
 std::string error_of(Action&& action) {
@@ -62,7 +69,7 @@ inline ::testing::AssertionResult has(const std::string& text, const std::string
   return ::testing::AssertionFailure() << "'" << part << "' is not in: " << text;
 }
 
-inline std::string safetensors(std::string header, std::string_view data = "") {
+inline std::string safetensors(const std::string& header, std::string_view data = "") {
   return little<std::uint64_t>(header.size()) + header + std::string(data);
 }
 
@@ -93,15 +100,15 @@ inline std::string zip(const std::vector<Stored>& entries, const ZipOptions& opt
     const auto small = [&](std::uint64_t value) {
       return little(options.zip64 ? 0xffffffffU : static_cast<std::uint32_t>(value));
     };
-    const std::string common = little<std::uint16_t>(entry.flags) + little<std::uint16_t>(entry.method) +
-                               std::string(8, '\0') + small(size) + small(size);
-    file += "PK\x03\x04" + little<std::uint16_t>(20) + common + little<std::uint16_t>(local_name.size()) +
-            little<std::uint16_t>(0) + local_name + entry.bytes;
-    const std::string extra = options.zip64 ? little<std::uint16_t>(1) + little<std::uint16_t>(24) + little(size) +
-                                                  little(size) + little(offset)
-                                            : "";
-    directory += "PK\x01\x02" + little<std::uint32_t>(20) + common + little<std::uint16_t>(entry.name.size()) +
-                 little<std::uint16_t>(extra.size()) + std::string(10, '\0') + small(offset) + entry.name + extra;
+    const std::string common = join({little<std::uint16_t>(entry.flags), little<std::uint16_t>(entry.method),
+                                     std::string(8, '\0'), small(size), small(size)});
+    file += join({"PK\x03\x04", little<std::uint16_t>(20), common, little<std::uint16_t>(local_name.size()),
+                  little<std::uint16_t>(0), local_name, entry.bytes});
+    const std::string zip64 =
+        join({little<std::uint16_t>(1), little<std::uint16_t>(24), little(size), little(size), little(offset)});
+    const std::string extra = options.zip64 ? zip64 : "";
+    directory += join({"PK\x01\x02", little<std::uint32_t>(20), common, little<std::uint16_t>(entry.name.size()),
+                       little<std::uint16_t>(extra.size()), std::string(10, '\0'), small(offset), entry.name, extra});
   }
   const auto start = static_cast<std::uint64_t>(static_cast<std::int64_t>(file.size()) + options.directory_shift);
   const auto count = static_cast<std::uint64_t>(static_cast<std::int64_t>(entries.size()) + options.entries_shift);
@@ -137,6 +144,7 @@ inline std::string tuple(const std::vector<std::string>& items) {
 }
 inline std::string integers(const std::vector<std::int64_t>& values) {
   std::vector<std::string> items;
+  items.reserve(values.size());
   for (const std::int64_t value : values) items.push_back(integer(value));
   return tuple(items);
 }

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <unordered_set>
 
 #include "violin/checkpoint/document.h"
@@ -22,9 +23,10 @@ constexpr std::size_t kMaxDimensions = 64;              // torch's iterators sto
 
 struct Entry {
   std::string name;
-  std::optional<DType> dtype;
-  std::optional<std::vector<std::int64_t>> shape;
-  std::optional<std::vector<std::int64_t>> offsets;
+  std::set<std::string, std::less<>> fields;  // that have been seen
+  DType dtype = DType::kU8;
+  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> offsets;  // begin and end, once check_entry has seen them
 };
 
 class HeaderEvents : public nlohmann::json::json_sax_t {
@@ -49,8 +51,9 @@ class HeaderEvents : public nlohmann::json::json_sax_t {
     }
     if (place_ != Place::kEntry || key_ != "dtype") return unexpected("text");
     Entry& entry = entries.back();
-    entry.dtype = dtype_from_safetensors(text);
-    if (!entry.dtype) fail("tensor " + in_quotes(entry.name) + " has the unknown dtype " + in_quotes(text));
+    const auto dtype = dtype_from_safetensors(text);
+    if (!dtype) fail("tensor " + in_quotes(entry.name) + " has the unknown dtype " + in_quotes(text));
+    entry.dtype = *dtype;
     return true;
   }
 
@@ -70,10 +73,10 @@ class HeaderEvents : public nlohmann::json::json_sax_t {
   bool key(string_t& text) override {
     key_ = text;
     if (place_ == Place::kEntry) {
-      const Entry& entry = entries.back();
-      const bool again = (text == "dtype" && entry.dtype) || (text == "shape" && entry.shape) ||
-                         (text == "data_offsets" && entry.offsets);
-      if (again) fail("tensor " + in_quotes(entry.name) + " has two fields " + in_quotes(text));
+      Entry& entry = entries.back();
+      if (!entry.fields.insert(text).second) {
+        fail("tensor " + in_quotes(entry.name) + " has two fields " + in_quotes(text));
+      }
       if (text != "dtype" && text != "shape" && text != "data_offsets") {
         fail("tensor " + in_quotes(entry.name) + " has the unknown field " + in_quotes(text));
       }
@@ -89,7 +92,6 @@ class HeaderEvents : public nlohmann::json::json_sax_t {
   bool start_array(std::size_t) override {
     if (place_ != Place::kEntry || key_ == "dtype") return unexpected("an array");
     place_ = Place::kArray;
-    (key_ == "shape" ? entries.back().shape : entries.back().offsets).emplace();
     return true;
   }
 
@@ -125,7 +127,7 @@ class HeaderEvents : public nlohmann::json::json_sax_t {
   bool whole(std::int64_t value) {
     if (place_ != Place::kArray) return unexpected("a number");
     if (value < 0) return unexpected("the negative number " + std::to_string(value));
-    auto& list = *(key_ == "shape" ? entries.back().shape : entries.back().offsets);
+    auto& list = key_ == "shape" ? entries.back().shape : entries.back().offsets;
     if (list.size() == kMaxDimensions) return unexpected("more than " + std::to_string(kMaxDimensions) + " numbers");
     list.push_back(value);
     return true;
@@ -155,20 +157,21 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
 
 void check_entry(const Entry& entry, std::size_t buffer_bytes) {
   const std::string who = "tensor " + in_quotes(entry.name);
-  if (!entry.dtype) throw Error(who + " has no dtype");
-  if (!entry.shape) throw Error(who + " has no shape");
-  if (!entry.offsets || entry.offsets->size() != 2) throw Error(who + " needs two data_offsets");
-  const std::int64_t begin = entry.offsets->front();
-  const std::int64_t end = entry.offsets->back();
+  for (const char* field : {"dtype", "shape"}) {
+    if (!entry.fields.contains(field)) throw Error(who + " has no " + field);
+  }
+  if (entry.offsets.size() != 2) throw Error(who + " needs two data_offsets");
+  const std::int64_t begin = entry.offsets.front();
+  const std::int64_t end = entry.offsets.back();
   const std::string range = "data_offsets [" + std::to_string(begin) + "," + std::to_string(end) + "]";
   if (begin > end) throw Error(who + ": " + range + " run backwards");
   if (static_cast<std::uint64_t>(end) > buffer_bytes) {
     throw Error(who + ": " + range + " reach behind the " + std::to_string(buffer_bytes) + " bytes of data");
   }
-  const auto bytes = byte_count(*entry.shape, *entry.dtype);
+  const auto bytes = byte_count(entry.shape, entry.dtype);
   if (bytes != end - begin) {
-    throw Error(who + ": " + range + " do not fit shape " + shape_text(*entry.shape) + " of dtype " +
-                std::string(info(*entry.dtype).safetensors));
+    throw Error(who + ": " + range + " do not fit shape " + shape_text(entry.shape) + " of dtype " +
+                std::string(info(entry.dtype).safetensors));
   }
 }
 
@@ -177,16 +180,16 @@ void check_cover(const std::vector<Entry>& entries, std::size_t buffer_bytes) {
   std::vector<const Entry*> order;
   order.reserve(entries.size());
   for (const Entry& entry : entries) order.push_back(&entry);
-  std::sort(order.begin(), order.end(), [](const Entry* a, const Entry* b) { return *a->offsets < *b->offsets; });
+  std::sort(order.begin(), order.end(), [](const Entry* a, const Entry* b) { return a->offsets < b->offsets; });
   std::int64_t reached = 0;
   for (const Entry* entry : order) {
-    const std::int64_t begin = entry->offsets->front();
+    const std::int64_t begin = entry->offsets.front();
     if (begin != reached) {
       throw Error("tensor " + in_quotes(entry->name) +
                   (begin < reached ? " overlaps another: it" : " leaves a hole: it") + " begins at byte " +
                   std::to_string(begin) + " of the data instead of " + std::to_string(reached));
     }
-    reached = entry->offsets->back();
+    reached = entry->offsets.back();
   }
   if (static_cast<std::uint64_t>(reached) != buffer_bytes) {
     throw Error("the tensors end at byte " + std::to_string(reached) + " of the data, which has " +
@@ -229,13 +232,13 @@ Document parse_safetensors(ByteSpan bytes) {
   root.items.reserve(events.entries.size());
   document.storages.reserve(events.entries.size());
   for (Entry& entry : events.entries) {
-    const auto begin = static_cast<std::size_t>(entry.offsets->front());
-    const auto end = static_cast<std::size_t>(entry.offsets->back());
+    const auto begin = static_cast<std::size_t>(entry.offsets.front());
+    const auto end = static_cast<std::size_t>(entry.offsets.back());
     TensorRef tensor;
     tensor.storage = document.storages.size();
-    tensor.dtype = *entry.dtype;
-    tensor.strides = row_major_strides(*entry.shape);
-    tensor.sizes = std::move(*entry.shape);
+    tensor.dtype = entry.dtype;
+    tensor.strides = row_major_strides(entry.shape);
+    tensor.sizes = std::move(entry.shape);
     document.storages.push_back({entry.name, data.subspan(begin, end - begin)});
     root.items.push_back({{std::move(entry.name)}, {std::move(tensor)}});
   }
