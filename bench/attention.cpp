@@ -139,6 +139,11 @@ double AttentionResult::both_ratio(const std::string& name, const std::string& p
   return ratio(*this, both_samples, name, peer);
 }
 
+void keep_freed_memory() {
+  mallopt(M_MMAP_MAX, 0);
+  mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
+}
+
 AttentionResult bench_attention(const AttentionShape& shape, const AttentionOptions& options,
                                 const std::function<void(int round, int rounds)>& progress) {
   const auto dtype = options.dtype == "bfloat16" ? torch::kBFloat16 : torch::kFloat32;

@@ -89,6 +89,7 @@ void run_attention(Options options) {
     }
   }
   options.attention.formula = !options.no_formula;
+  bench::keep_freed_memory();
   if (options.threads > 0) torch::set_num_threads(options.threads);
   const std::string path = ops::path_name(ops::choose_path(torch::kCPU));
   nlohmann::json document = {{"path", path}, {"threads", torch::get_num_threads()}, {"dtype", options.attention.dtype}};

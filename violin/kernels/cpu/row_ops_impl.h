@@ -85,6 +85,26 @@ inline void store_first(T* p, Vec<T> v, int64_t n) {
   std::memcpy(p, &v, n * sizeof(T));
 }
 
+// For results that are too large to stay in cache: whole lines go to memory without being read first. Such stores are
+// made visible to other threads by finish_stores().
+template <class T>
+inline void store_once(T* p, Vec<T> v) {
+#ifdef __AVX512F__
+  if constexpr (std::is_same_v<T, float>) {
+    if (reinterpret_cast<std::uintptr_t>(p) % sizeof(v) == 0) {
+      _mm512_stream_ps(p, reinterpret_cast<__m512>(v));
+      return;
+    }
+  }
+#endif
+  store(p, v);
+}
+inline void finish_stores() {
+#ifdef __AVX512F__
+  _mm_sfence();
+#endif
+}
+
 template <class T>
 inline Vec<T> iota() {
   Vec<T> v;
@@ -387,7 +407,11 @@ struct Implementation {
         return x;
       };
       int64_t c = 0;
+      // Tables that do not stay in cache come in rows too short for the hardware to see a stream in time.
+      const int64_t next = r + 1 < tile.rows ? 1 : 0;
       const auto step = [&](int64_t at, Vec<Real>& m) {
+        if constexpr (kGain) __builtin_prefetch(gain + next * tile.gain.ld + at);
+        if constexpr (kBias) __builtin_prefetch(bias + next * tile.bias.ld + at);
         const Vec<Real> x = logit(at, [](const Real* p) { return load(p); });
         store(logits + at, x);
         m = max<Real>(m, x);
@@ -568,7 +592,11 @@ struct Implementation {
 
   static void transpose_table(ConstMat in, int64_t rows, int64_t columns, int64_t padded, Mat out) {
     transpose_blocks<Real>(
-        rows, columns, [&](int64_t r, int64_t c) { return load(in.row(r) + c); },
+        rows, columns,
+        [&](int64_t r, int64_t c) {
+          __builtin_prefetch(in.row(r) + c + 4 * kWidth<Real>);
+          return load(in.row(r) + c);
+        },
         [&](int64_t c, int64_t r, Vec<Real> v) { store(out.row(c) + r, v); },
         [&](int64_t r, int64_t c) { out.row(c)[r] = in.row(r)[c]; });
     for (int64_t c = 0; c < columns && rows < padded; ++c) {
@@ -587,7 +615,11 @@ struct Implementation {
         },
         [&](int64_t r, int64_t c, Vec<Real> v) {
           Real* to = out.row(r) + c;
-          store(to, accumulate ? load(to) + v : v);
+          if (accumulate) {
+            store(to, load(to) + v);
+          } else {
+            store_once(to, v);
+          }
         },
         [&](int64_t c, int64_t r) {
           Real sum = in.row(c)[r];
@@ -595,6 +627,7 @@ struct Implementation {
           Real& to = out.row(r)[c];
           to = accumulate ? to + sum * factor : sum * factor;
         });
+    finish_stores();
   }
 
   static void add(const Real* in, int64_t count, bool accumulate, Real* out) {
