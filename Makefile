@@ -5,7 +5,7 @@ JOBS ?= $(shell nproc)
 PYTHON = $$(cat .violin/python)
 CONFIGURE = cmake --preset $(1) -DVIOLIN_PYTHON="$(PYTHON)" --log-level=NOTICE
 
-.PHONY: help setup configure build demo test check-format format lint asan debug bench install clean distclean
+.PHONY: help setup configure build demo test check-format format lint asan debug bench gpu-test gpu-bench install clean distclean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -49,6 +49,14 @@ debug: setup  ## Unoptimised build in build-debug
 bench: configure  ## Ratios against peers, measured now
 	@cmake --build build -j $(JOBS) --target violin
 	@bash tools/bench.sh
+
+gpu-test: build  ## The kernels and operators on this machine's GPU, on both paths
+	@$(PYTHON) tests/cuda/check_kernels.py build/libviolin_cuda_kernels_api.so
+	@$(PYTHON) tests/cuda/test_operators.py build/libviolin_ops.so
+	@VIOLIN_PATH=sm80 $(PYTHON) tests/cuda/test_operators.py build/libviolin_ops.so
+
+gpu-bench: build  ## Attention on this machine's GPU against cuDNN, FlashAttention-2, FlexAttention and the formula
+	@$(PYTHON) bench/gpu/attention.py build/libviolin_ops.so
 
 install: build  ## Headers, libraries, binary and CMake package into PREFIX
 	@cmake --install build --prefix "$${PREFIX:?usage: make install PREFIX=/some/where}"
