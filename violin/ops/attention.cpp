@@ -13,10 +13,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-at::Tensor or_undefined(const MaybeTensor& tensor) {
-  return tensor.value_or(at::Tensor());
-}
-
 MaybeTensor or_nothing(const at::Tensor& tensor) {
   return tensor.defined() ? MaybeTensor(tensor) : std::nullopt;
 }
@@ -145,7 +141,8 @@ at::Tensor empty_heads_meta(const at::Tensor& like) {
 }
 
 at::Tensor empty_table_meta(bool need, const MaybeTensor& table) {
-  return need && present(table) ? at::empty_symint(table->sym_sizes(), table->options()) : at::Tensor();
+  const at::Tensor like = or_undefined(table);
+  return need && like.defined() ? at::empty_symint(like.sym_sizes(), like.options()) : at::Tensor();
 }
 
 Tensors2 forward_meta(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,

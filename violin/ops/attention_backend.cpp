@@ -13,8 +13,9 @@ namespace {
 
 // [G,h or 1,Nq,Nk] as kernels take it.
 at::Tensor kernel_table(const MaybeTensor& maybe_table, at::ScalarType type) {
-  if (!present(maybe_table)) return {};
-  at::Tensor table = maybe_table->dim() == 3 ? maybe_table->unsqueeze(0) : *maybe_table;
+  at::Tensor table = or_undefined(maybe_table);
+  if (!table.defined()) return {};
+  if (table.dim() == 3) table = table.unsqueeze(0);
   table = table.to(type);
   return table.size(3) == 1 || table.stride(3) == 1 ? table : table.contiguous();
 }
@@ -65,8 +66,7 @@ at::Tensor like_table(at::Tensor gradient, const at::Tensor& table) {
 
 // Computes into the tensors that the call holds and shapes the gradients of the tables.
 std::array<at::Tensor, 3> run_backward(const AttentionBackend& backend, AttentionBackwardCall& call,
-                                       const std::array<const MaybeTensor*, 3>& tables,
-                                       const std::array<bool, 3>& need) {
+                                       const std::array<at::Tensor, 3>& tables, const std::array<bool, 3>& need) {
   const std::array<at::Tensor*, 3> raw = {&call.dgain, &call.dbias, &call.dgate};
   std::array<at::Tensor, 3> gradients;
   if (is_empty(call)) {
@@ -74,21 +74,21 @@ std::array<at::Tensor, 3> run_backward(const AttentionBackend& backend, Attentio
       if (gradient->defined()) gradient->zero_();
     }
     for (int i = 0; i < 3; ++i) {
-      if (need[i] && present(*tables[i])) gradients[i] = at::zeros((*tables[i])->sizes(), (*tables[i])->options());
+      if (need[i] && tables[i].defined()) gradients[i] = at::zeros(tables[i].sizes(), tables[i].options());
     }
     return gradients;
   }
   const auto options = call.q.options().dtype(accumulate_type(call.q.scalar_type()));
   bool wanted = call.dq.defined() || call.dk.defined() || call.dv.defined();
   for (int i = 0; i < 3; ++i) {
-    if (!need[i] || !present(*tables[i])) continue;
+    if (!need[i] || !tables[i].defined()) continue;
     *raw[i] = at::empty({call.groups, call.q.size(1), call.q.size(2), call.k.size(2)}, options);
     wanted = true;
   }
   if (!wanted) return gradients;
   backend.backward(call);
   for (int i = 0; i < 3; ++i) {
-    if (raw[i]->defined()) gradients[i] = like_table(*raw[i], **tables[i]);
+    if (raw[i]->defined()) gradients[i] = like_table(*raw[i], tables[i]);
   }
   return gradients;
 }
@@ -182,7 +182,8 @@ Tensors6 backward_with(const AttentionBackend& backend, const at::Tensor& dout, 
   if (need[0]) call.dq = empty_heads(q, q.sizes());
   if (need[1]) call.dk = empty_heads(k, k.sizes());
   if (need[2]) call.dv = empty_heads(v, v.sizes());
-  const auto tables = run_backward(backend, call, {&gain, &bias, &gate}, {need[3], need[4], need[5]});
+  const auto tables = run_backward(backend, call, {or_undefined(gain), or_undefined(bias), or_undefined(gate)},
+                                   {need[3], need[4], need[5]});
   return {call.dq, call.dk, call.dv, tables[0], tables[1], tables[2]};
 }
 
@@ -201,7 +202,8 @@ Tensors4 qkv_backward_with(const AttentionBackend& backend, const at::Tensor& do
     call.dk = unpack(dqkv, 1);
     call.dv = unpack(dqkv, 2);
   }
-  const auto tables = run_backward(backend, call, {&gain, &bias, &gate}, {need[1], need[2], need[3]});
+  const auto tables = run_backward(backend, call, {or_undefined(gain), or_undefined(bias), or_undefined(gate)},
+                                   {need[1], need[2], need[3]});
   return {dqkv, tables[0], tables[1], tables[2]};
 }
 

@@ -28,16 +28,11 @@ constexpr AttentionBackend kFused = {
     [](const AttentionBackwardCall& call) { run_kernels(kernel_parameters(call), level); }};
 
 const AttentionBackend& backend() {
-  switch (choose_path(at::kCPU)) {
-    case Path::kPlain:
-      return kFused<cpu::Level::kPlain>;
-    case Path::kAvx2:
-      return kFused<cpu::Level::kAvx2>;
-    case Path::kAvx512:
-      return kFused<cpu::Level::kAvx512>;
-    default:
-      return kReferenceAttention;
-  }
+  const Path path = choose_path(at::kCPU);
+  if (path == Path::kAvx512) return kFused<cpu::Level::kAvx512>;
+  if (path == Path::kAvx2) return kFused<cpu::Level::kAvx2>;
+  if (path == Path::kPlain) return kFused<cpu::Level::kPlain>;
+  return kReferenceAttention;
 }
 
 Tensors2 forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,

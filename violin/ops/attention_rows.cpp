@@ -20,8 +20,9 @@ at::Tensor rows_any(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
   const double factor = scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(3))));
   // [B/G,G,...] against [G,h or 1,R,Nk]: image b meets table b mod G.
   const auto combine = [&](const at::Tensor& weights, const MaybeTensor& maybe_table, bool add) {
-    if (!present(maybe_table)) return weights;
-    at::Tensor table = maybe_table->dim() == 3 ? maybe_table->unsqueeze(0) : *maybe_table;
+    at::Tensor table = or_undefined(maybe_table);
+    if (!table.defined()) return weights;
+    if (table.dim() == 3) table = table.unsqueeze(0);
     table = table.index_select(2, rows).to(type);
     const at::Tensor grouped = weights.unflatten(0, {weights.size(0) / table.size(0), table.size(0)});
     return (add ? grouped + table : grouped * table).flatten(0, 1);

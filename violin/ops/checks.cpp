@@ -35,8 +35,8 @@ void check_heads(const char* name, const at::Tensor& tensor) {
 }
 
 void check_table(const char* name, const MaybeTensor& maybe_table, const at::Tensor& q, AttentionSizes& sizes) {
-  if (!present(maybe_table)) return;
-  const at::Tensor& table = *maybe_table;
+  const at::Tensor table = or_undefined(maybe_table);
+  if (!table.defined()) return;
   check_strided("attention", name, table);
   check_device("attention", name, table, "q", q);
   TORCH_CHECK_TYPE(at::isFloatingType(table.scalar_type()), "violin::attention: ", name, " is ", table.scalar_type(),
@@ -141,18 +141,19 @@ DecayMaskSizes check_decay_mask(const at::Tensor& ranks, const at::Tensor& log_d
                     " beside ranks of shape ", ranks.sym_sizes(), "; expected [", sizes.curves, ", heads], or [",
                     sizes.curves, ", ", sizes.axes, ", heads] for one decay per axis");
   sizes.heads = log_decay.sym_size(-1);
-  if (present(weight)) {
-    check_floating("weight", *weight);
-    TORCH_CHECK_VALUE(weight->dim() == 2 && weight->sym_size(0) == sizes.curves && weight->sym_size(1) == sizes.heads,
-                      "violin::decay_mask: weight has shape ", weight->sym_sizes(), "; expected [", sizes.curves, ", ",
+  const at::Tensor w = or_undefined(weight);
+  if (w.defined()) {
+    check_floating("weight", w);
+    TORCH_CHECK_VALUE(w.dim() == 2 && w.sym_size(0) == sizes.curves && w.sym_size(1) == sizes.heads,
+                      "violin::decay_mask: weight has shape ", w.sym_sizes(), "; expected [", sizes.curves, ", ",
                       sizes.heads, "] (curves, heads)");
   }
   TORCH_CHECK_VALUE(prefix >= 0, "violin::decay_mask: prefix is ", prefix, "; expected the number of prefix tokens");
-  if (present(prefix_decay)) {
-    check_floating("prefix_decay", *prefix_decay);
-    TORCH_CHECK_VALUE(prefix_decay->dim() == 1 && prefix_decay->sym_size(0) == sizes.heads,
-                      "violin::decay_mask: prefix_decay has shape ", prefix_decay->sym_sizes(), "; expected [",
-                      sizes.heads, "] (heads)");
+  const at::Tensor p = or_undefined(prefix_decay);
+  if (p.defined()) {
+    check_floating("prefix_decay", p);
+    TORCH_CHECK_VALUE(p.dim() == 1 && p.sym_size(0) == sizes.heads, "violin::decay_mask: prefix_decay has shape ",
+                      p.sym_sizes(), "; expected [", sizes.heads, "] (heads)");
   }
   return sizes;
 }

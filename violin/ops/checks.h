@@ -41,8 +41,9 @@ inline at::ScalarType accumulate_type(at::ScalarType inputs) {
   return inputs == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-inline bool present(const MaybeTensor& tensor) {
-  return tensor.has_value() && tensor->defined();
+// An optional argument as a tensor: undefined where none was given.
+inline at::Tensor or_undefined(const MaybeTensor& tensor) {
+  return tensor.value_or(at::Tensor());
 }
 
 }  // namespace violin::ops

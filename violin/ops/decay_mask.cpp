@@ -23,7 +23,7 @@ struct DecayMask : torch::autograd::Function<DecayMask> {
                             bool log_space) {
     at::AutoDispatchBelowADInplaceOrView below;
     at::Tensor mask = decay_mask_forward(ranks, log_decay, weight, prefix, prefix_decay, log_space);
-    context->save_for_backward({ranks, log_decay, weight.value_or(at::Tensor()), prefix_decay.value_or(at::Tensor())});
+    context->save_for_backward({ranks, log_decay, or_undefined(weight), or_undefined(prefix_decay)});
     context->saved_data["prefix"] = prefix;
     context->saved_data["log_space"] = log_space;
     return mask;
@@ -60,7 +60,8 @@ at::Tensor forward_meta(const at::Tensor& ranks, const at::Tensor& log_decay, co
 Tensors3 backward_meta(const at::Tensor&, const at::Tensor&, const at::Tensor& log_decay, const MaybeTensor& weight,
                        std::int64_t, const MaybeTensor& prefix_decay, bool, std::array<bool, 3> need) {
   const auto wanted = [](bool needed, const MaybeTensor& input) {
-    return needed && present(input) ? at::empty_symint(input->sym_sizes(), input->options()) : at::Tensor();
+    const at::Tensor like = or_undefined(input);
+    return needed && like.defined() ? at::empty_symint(like.sym_sizes(), like.options()) : at::Tensor();
   };
   return {wanted(need[0], log_decay), wanted(need[1], weight), wanted(need[2], prefix_decay)};
 }

@@ -13,7 +13,8 @@ DecayMaskCall make_call(const at::Tensor& ranks, const at::Tensor& log_decay, co
   const DecayMaskSizes sizes = check_decay_mask(ranks, log_decay, weight, prefix, prefix_decay);
   const at::ScalarType type = accumulate_type(log_decay.scalar_type());
   const auto prepared = [&](const MaybeTensor& tensor) {
-    return present(tensor) ? tensor->to(type).contiguous() : at::Tensor();
+    const at::Tensor given = or_undefined(tensor);
+    return given.defined() ? given.to(type).contiguous() : given;
   };
   DecayMaskCall call;
   call.ranks = ranks.contiguous();
@@ -87,7 +88,7 @@ Tensors3 backward_with(const DecayMaskBackend& backend, const at::Tensor& dmask,
     }
   }
   const auto like = [](const at::Tensor& gradient, const MaybeTensor& input) {
-    return gradient.defined() ? gradient.to(input->scalar_type()) : gradient;
+    return gradient.defined() ? gradient.to(or_undefined(input).scalar_type()) : gradient;
   };
   return {like(call.dlog_decay, log_decay), like(call.dweight, weight), like(call.dprefix_decay, prefix_decay)};
 }

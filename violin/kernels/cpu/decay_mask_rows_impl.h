@@ -271,8 +271,9 @@ VIOLIN_INLINE void log_sum(const DecayMask& mask, const DecayMaskLayout& layout,
     load(s, layout.exponentials + c * W);
     load(w, layout.weight + (first + c) * W);
     VIOLIN_EACH(s) {
-      const auto x = s.v[i] - largest.v[i];
-      s.v[i] = vector_exp<typename Lanes<double, W>::V>(x > kHighest ? x - x + kHighest : x);
+      using V = typename Lanes<double, W>::V;
+      const V x = s.v[i] - largest.v[i];
+      s.v[i] = vector_exp<V>(x > kHighest ? V{} + kHighest : x);
     }
     store(layout.exponentials + c * W, s);
     add_product(total, w, s);
