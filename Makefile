@@ -23,7 +23,7 @@ demo: configure  ## A gallery of curves and masks over a picture, in out/demo
 	@cmake --build build -j $(JOBS) --target violin
 	@bash tools/demo.sh
 
-test: build check-format  ## Everything that CI checks
+test: check-format build  ## Everything that CI checks
 	@ctest --test-dir build --output-on-failure -j $(JOBS)
 
 check-format: setup

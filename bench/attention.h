@@ -58,8 +58,9 @@ struct AttentionResult {
   std::vector<std::vector<double>> forward_samples, both_samples;
 };
 
-// Freed memory stays with the process, as it does in a training loop under a caching allocator. Otherwise every call that
-// returns a large table pays for fresh pages, and the time of the system's memory manager is measured instead of ours.
+// Freed memory stays with the process, as it does in a training loop under a caching allocator. Otherwise every call
+// that returns a large table pays for fresh pages, and the time of the system's memory manager is measured instead of
+// ours.
 void keep_freed_memory();
 
 AttentionResult bench_attention(const AttentionShape& shape, const AttentionOptions& options,
