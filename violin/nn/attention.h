@@ -1,0 +1,46 @@
+// Attention of a block: vanilla, or with a mask from space-filling curves.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "violin/nn/layers.h"
+#include "violin/nn/mask.h"
+
+namespace violin::nn {
+
+// Rows of the attention map that somebody wants to look at: what the chosen query tokens look at, in chosen heads.
+struct AttentionRequest {
+  std::vector<std::int64_t> queries;  // token numbers, prefix tokens first
+  std::vector<std::int64_t> heads;    // empty: all
+};
+
+class Attention : public torch::nn::Module {
+ public:
+  Attention(const ModelConfig& config, std::int64_t block, std::shared_ptr<TableBudget> budget);
+
+  // x [B,P+N,D], N = height*width of the grid. With `request`, `rows` becomes [B,heads,queries,P+N], the weights that
+  // multiply v, computed from the log-sum-exp of the fused path: no map of a whole image is formed.
+  at::Tensor forward(const at::Tensor& x, const Size& grid, std::int64_t prefix,
+                     const AttentionRequest* request = nullptr, at::Tensor* rows = nullptr);
+
+  // Gives the layer a mask, or takes it away.
+  void plug(const MaskConfig& mask, const Size& native, std::shared_ptr<TableBudget> budget);
+  void unplug();
+
+  std::int64_t heads() const { return heads_; }
+
+  std::shared_ptr<Linear> qkv, proj;
+  std::shared_ptr<Mask> violin;  // null: vanilla
+
+ private:
+  at::Tensor attend(const at::Tensor& packed, const ops::Tables& tables);
+
+  std::int64_t heads_;
+  double attn_drop_, proj_drop_;
+};
+
+}  // namespace violin::nn

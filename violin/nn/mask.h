@@ -1,0 +1,102 @@
+// The mask of one attention layer: its few parameters, and tables made of them for any grid of patches.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <atomic>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "violin/nn/config.h"
+#include "violin/ops/strategies.h"
+
+namespace violin::nn {
+
+// How many bytes of tables the layers of a model keep between calls, all together.
+struct TableBudget {
+  std::int64_t limit = std::int64_t{1} << 30;
+  std::atomic<std::int64_t> used = 0;
+};
+
+// Parameters (under `blocks.I.attn.violin.`), h counting the heads that have a mask:
+//   beta or rate [C,h], [C,A,h] with a decay per axis; gamma, a buffer, where the decay is fixed
+//   alpha [h], curve_weight [C,h], prefix_beta or prefix_rate [h] where the configuration asks for them
+//
+// In training tables are built in each call, with gradients. In evaluation without gradients they are built once per
+// grid and kept until train(), eval(), to(), load or an assignment; the layers of a model share a budget of memory,
+// above which tables are built per call. Calls from several threads are safe in evaluation.
+class Mask : public torch::nn::Module {
+ public:
+  // `native`: the model's own grid, which gives `rate` its unit.
+  Mask(const MaskConfig& config, std::int64_t heads, const Size& native, std::shared_ptr<TableBudget> budget);
+  ~Mask() override;
+
+  const MaskConfig& config() const { return config_; }
+  const std::vector<std::string>& curve_names() const { return names_; }
+
+  // Initial values as the configuration names them; `name` is this layer's, for the generators.
+  void initialise(std::uint64_t seed, const std::string& name);
+
+  // For prefix + height*width tokens; tables are [h,N,N] over all heads of the layer.
+  ops::Tables tables(const Size& grid, std::int64_t prefix);
+
+  // log gamma, [C,h] or [C,A,h], with gradient.
+  at::Tensor log_decay() const;
+  // The same decay in this layer's parameterisation; only `rate` can take any.
+  void set_log_decay(const at::Tensor& log_decay);
+  // M (log M for the strategy `log`) of the heads that have one, [h,N,N], with gradient and without alpha.
+  at::Tensor mask(const Size& grid, std::int64_t prefix);
+  const std::vector<std::int64_t>& masked_heads() const { return heads_; }
+
+  // Frozen tables are kept whatever happens to the parameters, in training too, and parameters need no gradient.
+  void freeze(const Size& grid, std::int64_t prefix);
+  void thaw();
+  void drop_tables();
+  std::int64_t kept_tables() const;
+
+  void train(bool on = true) override;
+  void to(at::Device device, at::ScalarType dtype, bool non_blocking = false) override;
+  void to(at::ScalarType dtype, bool non_blocking = false) override;
+  void to(at::Device device, bool non_blocking = false) override;
+
+  at::Tensor beta, rate, gamma, alpha, curve_weight, prefix_beta, prefix_rate;  // undefined where not used
+
+ private:
+  struct Kept {
+    Size grid;
+    std::int64_t prefix;
+    std::vector<std::pair<const void*, std::int64_t>> state;  // of the parameters that went in: memory and version
+    ops::Tables tables;
+    std::int64_t bytes;
+  };
+  ops::Tables build(const Size& grid, std::int64_t prefix);
+  at::Tensor mask_locked(const Size& grid, std::int64_t prefix);
+  at::Tensor ranks(const Size& grid, const at::Device& device);
+  at::Tensor prefix_decay() const;
+  void moved();
+  at::Tensor any_parameter() const;
+  std::vector<std::pair<const void*, std::int64_t>> state() const;
+  bool needs_gradient() const;
+  void drop_locked();
+
+  MaskConfig config_;
+  ops::Strategy strategy_;
+  std::vector<std::string> names_;
+  std::string curve_list_;
+  std::int64_t layer_heads_;
+  std::vector<std::int64_t> heads_;  // masked ones; all: 0, 1, …
+  at::Tensor units_;                 // of `rate`, per curve: [C,1] or [C,1,1]
+  std::int64_t native_tokens_;
+
+  mutable std::mutex mutex_;
+  std::list<Kept> kept_;  // used last first
+  std::vector<std::pair<Size, at::Tensor>> ranks_;
+  std::shared_ptr<TableBudget> budget_;
+  bool frozen_ = false;
+};
+
+}  // namespace violin::nn
