@@ -1,0 +1,47 @@
+// In which precision a model computes. Parameters are float32 either way; bf16 lets torch's autocast choose what is
+// computed in 16 bits.
+#pragma once
+
+#include <ATen/autocast_mode.h>
+
+#include <string>
+#include <string_view>
+
+#include "violin/error.h"
+
+namespace violin::nn {
+
+enum class Precision { kFp32, kBf16 };
+
+inline Precision parse_precision(std::string_view name) {
+  if (name == "fp32") return Precision::kFp32;
+  if (name == "bf16") return Precision::kBf16;
+  throw Error("unknown precision '" + std::string(name) + "'; there are fp32 and bf16");
+}
+
+// Autocast for this thread and type of device, as long as the object lives.
+class PrecisionScope {
+ public:
+  PrecisionScope(c10::DeviceType device, Precision precision)
+      : device_(device),
+        enabled_(at::autocast::is_autocast_enabled(device)),
+        dtype_(at::autocast::get_autocast_dtype(device)) {
+    at::autocast::set_autocast_enabled(device, precision == Precision::kBf16);
+    if (precision == Precision::kBf16) at::autocast::set_autocast_dtype(device, at::kBFloat16);
+    at::autocast::increment_nesting();
+  }
+  ~PrecisionScope() {
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    at::autocast::set_autocast_dtype(device_, dtype_);
+    at::autocast::set_autocast_enabled(device_, enabled_);
+  }
+  PrecisionScope(const PrecisionScope&) = delete;
+  PrecisionScope& operator=(const PrecisionScope&) = delete;
+
+ private:
+  c10::DeviceType device_;
+  bool enabled_;
+  at::ScalarType dtype_;
+};
+
+}  // namespace violin::nn
