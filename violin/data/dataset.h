@@ -94,9 +94,9 @@ struct Dataset {
   bool held_out = false;           // val is a share of train
   std::vector<std::string> notes;  // what the user should hear, one line each
 
-  // What `violin eval` measures: test where there is one, else val that was not taken from train, else everything.
-  const SampleSet& evaluated() const;
-  std::string evaluated_name() const;  // "test", "val" or "train"
+  // What `violin eval` measures: test where there is one, else val, else (and for one folder of classes) everything.
+  SampleSet evaluated() const;
+  std::string evaluated_name() const;  // "test", "val" or "all"
   std::string fingerprint() const;     // of the class names and of the three splits
 };
 

@@ -1,0 +1,160 @@
+// Folders of images: a folder per class, with or without a folder per split above it.
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <utility>
+
+#include "violin/data/layouts.h"
+#include "violin/error.h"
+
+namespace violin::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Deeper nesting is a link that leads back.
+constexpr int kMaxDepth = 24;
+
+// A file that is called an image but is none counts as a broken image, not as something that happens to lie there.
+bool named_like_image(const fs::path& path) {
+  std::string extension = path.extension().string();
+  for (char& c : extension) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return extension == ".jpg" || extension == ".jpeg" || extension == ".png" || extension == ".webp";
+}
+
+void collect(const fs::path& folder, int depth, std::vector<std::string>& files, OtherFiles& others) {
+  if (depth > kMaxDepth)
+    throw Error("folders below '" + folder.string() + "' are nested too deeply: a link leads back?");
+  for (const fs::path& entry : sorted_entries(folder)) {
+    std::error_code error;
+    const fs::file_status status = fs::status(entry, error);
+    if (fs::is_directory(status)) {
+      collect(entry, depth + 1, files, others);
+    } else if (named_like_image(entry) || is_image_file(entry)) {
+      files.push_back(entry.string());
+    } else if (others.count++ == 0) {
+      others.first = entry.string();
+    }
+  }
+}
+
+std::vector<fs::path> folders_in(const fs::path& folder) {
+  std::vector<fs::path> folders = sorted_entries(folder);
+  std::erase_if(folders, [](const fs::path& entry) {
+    std::error_code error;
+    return !fs::is_directory(entry, error);
+  });
+  return folders;
+}
+
+// The classes of one split.
+struct Classes {
+  std::vector<std::string> names;
+  std::vector<std::vector<std::string>> files;  // of each
+};
+
+Classes read_classes(const fs::path& folder, OtherFiles& others) {
+  Classes classes;
+  for (const fs::path& entry : folders_in(folder)) {
+    classes.names.push_back(entry.filename().string());
+    classes.files.push_back(image_files(entry, others));
+    if (classes.files.back().empty()) {
+      throw Error("class folder '" + entry.string() + "' has no images: fill or remove it");
+    }
+  }
+  if (classes.names.empty()) {
+    OtherFiles ignored;
+    const bool images = !image_files(folder, ignored).empty();
+    throw Error(images
+                    ? "'" + folder.string() + "' has images but no class folders: sort them into folders, one per class"
+                    : "'" + folder.string() + "' has no images: expected a folder per class with images in it");
+  }
+  return classes;
+}
+
+SampleSet labelled(const Classes& classes, const std::vector<std::string>& names,
+                   const std::shared_ptr<const Source>& source, const fs::path& root, const fs::path& folder) {
+  std::vector<Sample> samples;
+  for (std::size_t c = 0; c < classes.names.size(); ++c) {
+    const auto place = std::lower_bound(names.begin(), names.end(), classes.names[c]);
+    if (place == names.end() || *place != classes.names[c]) {
+      throw Error("class '" + classes.names[c] + "' of '" + folder.string() + "' is not among the classes of train");
+    }
+    for (const std::string& file : classes.files[c]) samples.push_back({file, -1, place - names.begin()});
+  }
+  return {source, std::move(samples), std::ssize(names), root};
+}
+
+}  // namespace
+
+std::vector<fs::path> sorted_entries(const fs::path& folder) {
+  std::vector<fs::path> entries;
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    if (!entry->path().filename().string().starts_with('.')) entries.push_back(entry->path());
+  }
+  if (error) throw Error("cannot read folder '" + folder.string() + "': " + error.message());
+  // By bytes of the name, which does not depend on the locale; fs::path would compare parts.
+  std::sort(entries.begin(), entries.end(),
+            [](const fs::path& a, const fs::path& b) { return a.native() < b.native(); });
+  return entries;
+}
+
+std::vector<std::string> image_files(const fs::path& folder, OtherFiles& others) {
+  std::vector<std::string> files;
+  collect(folder, 0, files, others);
+  return files;
+}
+
+std::optional<std::string> split_of(std::string_view name) {
+  if (name == "train" || name == "training") return "train";
+  if (name == "val" || name == "valid" || name == "validation") return "val";
+  if (name == "test") return "test";
+  return std::nullopt;
+}
+
+Dataset open_folders(const fs::path& path, const DatasetOptions& options) {
+  const auto source = std::make_shared<FileSource>(options.limits);
+  Dataset dataset;
+  OtherFiles others;
+  std::map<std::string, fs::path> splits;
+  for (const fs::path& folder : folders_in(path)) {
+    const auto split = split_of(folder.filename().string());
+    if (!split) continue;
+    if (!splits.emplace(*split, folder).second) {
+      throw Error("'" + path.string() + "' has two folders for " + *split + ": keep one");
+    }
+  }
+  if (splits.empty()) {
+    const Classes classes = read_classes(path, others);
+    dataset.layout = Layout::kClassFolders;
+    dataset.classes = classes.names;
+    dataset.train = labelled(classes, dataset.classes, source, path, path);
+  } else {
+    dataset.layout = Layout::kSplitFolders;
+    std::map<std::string, Classes> read;
+    for (const auto& [split, folder] : splits) read[split] = read_classes(folder, others);
+    // Without train there is only something to evaluate, and its classes are all there are.
+    if (const auto train = read.find("train"); train != read.end()) {
+      dataset.classes = train->second.names;
+    } else {
+      for (const auto& [split, classes] : read) {
+        dataset.classes.insert(dataset.classes.end(), classes.names.begin(), classes.names.end());
+      }
+      std::sort(dataset.classes.begin(), dataset.classes.end());
+      dataset.classes.erase(std::unique(dataset.classes.begin(), dataset.classes.end()), dataset.classes.end());
+    }
+    const std::array<std::pair<const char*, SampleSet*>, 3> targets = {
+        {{"train", &dataset.train}, {"val", &dataset.val}, {"test", &dataset.test}}};
+    for (const auto& [split, set] : targets) {
+      if (splits.contains(split)) *set = labelled(read[split], dataset.classes, source, path, splits[split]);
+    }
+  }
+  if (others.count > 0) {
+    dataset.notes.push_back(std::to_string(others.count) +
+                            " files that are not JPEG, PNG or WebP left out, the first '" + others.first + "'");
+  }
+  return dataset;
+}
+
+}  // namespace violin::data

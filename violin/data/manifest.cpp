@@ -1,0 +1,204 @@
+// Manifests: CSV with a header, or one JSON object per line; fields path, label and optionally split.
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+
+#include "violin/data/layouts.h"
+#include "violin/error.h"
+
+namespace violin::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::int64_t kMaxFile = std::int64_t{1} << 30;
+
+struct Entry {
+  std::string path, label, split;
+  std::int64_t line = 0;
+};
+
+[[noreturn]] void fail(const fs::path& manifest, std::int64_t line, const std::string& message) {
+  throw Error("'" + manifest.string() + "', line " + std::to_string(line) + ": " + message);
+}
+
+// Comma-separated values with quotes as in RFC 4180: a quoted field may hold commas, line ends and doubled quotes.
+class CsvReader {
+ public:
+  CsvReader(std::string_view text, const fs::path& name) : text_(text), name_(name) {}
+
+  // False at the end of the file. Empty lines are passed over.
+  bool next(std::vector<std::string>& fields) {
+    while (at_ < text_.size() && (text_[at_] == '\n' || text_[at_] == '\r')) line_ += text_[at_++] == '\n' ? 1 : 0;
+    if (at_ >= text_.size()) return false;
+    fields.clear();
+    begins_ = line_;
+    for (;;) {
+      fields.push_back(field());
+      if (at_ < text_.size() && text_[at_] == ',') {
+        ++at_;
+        continue;
+      }
+      if (at_ < text_.size() && text_[at_] == '\r') ++at_;
+      if (at_ < text_.size() && text_[at_] != '\n') fail(name_, line_, "text after a closing quote");
+      return true;
+    }
+  }
+  std::int64_t line() const { return begins_; }
+
+ private:
+  std::string field() {
+    std::string value;
+    if (at_ >= text_.size() || text_[at_] != '"') {
+      while (at_ < text_.size() && text_[at_] != ',' && text_[at_] != '\n' && text_[at_] != '\r') value += text_[at_++];
+      return value;
+    }
+    for (++at_;; ++at_) {
+      if (at_ >= text_.size()) fail(name_, begins_, "a quote is not closed");
+      if (text_[at_] == '"' && (at_ + 1 >= text_.size() || text_[at_ + 1] != '"')) break;
+      if (text_[at_] == '"') ++at_;
+      if (text_[at_] == '\n') ++line_;
+      value += text_[at_];
+    }
+    ++at_;
+    return value;
+  }
+
+  std::string_view text_;
+  const fs::path& name_;
+  std::size_t at_ = 0;
+  std::int64_t line_ = 1;
+  std::int64_t begins_ = 1;
+};
+
+std::string trimmed(std::string text) {
+  const auto is_space = [](char c) { return c == ' ' || c == '\t' || c == '\r'; };
+  while (!text.empty() && is_space(text.back())) text.pop_back();
+  const auto begin = std::find_if_not(text.begin(), text.end(), is_space);
+  text.erase(text.begin(), begin);
+  return text;
+}
+
+std::vector<Entry> read_csv(std::string_view text, const fs::path& name) {
+  CsvReader reader(text, name);
+  std::vector<std::string> fields;
+  if (!reader.next(fields)) throw Error("'" + name.string() + "' is empty");
+  const auto column = [&](const char* wanted) {
+    for (std::size_t i = 0; i < fields.size(); ++i) {
+      if (trimmed(fields[i]) == wanted) return static_cast<std::int64_t>(i);
+    }
+    return std::int64_t{-1};
+  };
+  const std::int64_t path = column("path");
+  const std::int64_t label = column("label");
+  const std::int64_t split = column("split");
+  if (path < 0 || label < 0) {
+    throw Error("the first line of '" + name.string() + "' must name the columns path and label, and may name split");
+  }
+  const std::size_t columns = fields.size();
+  std::vector<Entry> entries;
+  while (reader.next(fields)) {
+    if (fields.size() != columns) {
+      fail(name, reader.line(),
+           std::to_string(fields.size()) + " fields instead of " + std::to_string(columns) +
+               "; a field with a comma needs quotes");
+    }
+    entries.push_back({fields[static_cast<std::size_t>(path)], trimmed(fields[static_cast<std::size_t>(label)]),
+                       split < 0 ? "" : trimmed(fields[static_cast<std::size_t>(split)]), reader.line()});
+  }
+  return entries;
+}
+
+std::vector<Entry> read_json_lines(std::string_view text, const fs::path& name) {
+  std::vector<Entry> entries;
+  std::int64_t number = 0;
+  while (!text.empty()) {
+    const std::string_view line = text.substr(0, text.find('\n'));
+    text.remove_prefix(std::min(text.size(), line.size() + 1));
+    ++number;
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    const nlohmann::json object = nlohmann::json::parse(line, nullptr, false);
+    if (!object.is_object()) fail(name, number, "not a JSON object");
+    const auto value = [&](const char* key, bool needed) -> std::string {
+      const auto field = object.find(key);
+      if (field == object.end() || field->is_null()) {
+        if (needed) fail(name, number, std::string(key) + " is missing");
+        return "";
+      }
+      if (field->is_string()) return field->get<std::string>();
+      if (field->is_number_integer()) return field->dump();
+      fail(name, number, std::string(key) + " must be text" + (needed ? " or a whole number" : ""));
+    };
+    entries.push_back({value("path", true), trimmed(value("label", true)), value("split", false), number});
+  }
+  return entries;
+}
+
+// Labels that are all whole numbers are ordered as numbers: 2 before 10.
+std::vector<std::string> class_names(const std::set<std::string>& labels) {
+  std::vector<std::string> names(labels.begin(), labels.end());
+  const auto number = [](const std::string& text) {
+    std::int64_t value = -1;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    return error == std::errc() && end == text.data() + text.size() ? value : -1;
+  };
+  if (std::all_of(names.begin(), names.end(), [&](const std::string& name) { return number(name) >= 0; })) {
+    std::stable_sort(names.begin(), names.end(),
+                     [&](const std::string& a, const std::string& b) { return number(a) < number(b); });
+  }
+  return names;
+}
+
+}  // namespace
+
+Dataset open_manifest(const fs::path& path, const DatasetOptions& options) {
+  if (is_image_file(path)) throw Error("'" + path.string() + "' is an image: give a folder of images or a manifest");
+  const Bytes bytes = read_file(path, kMaxFile);
+  std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  if (text.starts_with("\xef\xbb\xbf")) text.remove_prefix(3);
+  if (text.find('\0') != std::string_view::npos) throw Error("'" + path.string() + "' is not a text file");
+  const std::size_t first = text.find_first_not_of(" \t\r\n");
+  if (first == std::string_view::npos) throw Error("'" + path.string() + "' is empty");
+  std::vector<Entry> entries = text[first] == '{' ? read_json_lines(text, path) : read_csv(text, path);
+  if (entries.empty()) throw Error("'" + path.string() + "' lists no images");
+
+  std::set<std::string> all;
+  std::set<std::string> trained;
+  for (Entry& entry : entries) {
+    if (entry.path.empty()) fail(path, entry.line, "path is missing");
+    if (entry.label.empty()) fail(path, entry.line, "label is missing");
+    const auto split = split_of(entry.split.empty() ? "train" : entry.split);
+    if (!split) fail(path, entry.line, "split '" + entry.split + "' is not train, val or test");
+    entry.split = *split;
+    all.insert(entry.label);
+    if (entry.split == "train") trained.insert(entry.label);
+  }
+  Dataset dataset;
+  dataset.layout = Layout::kManifest;
+  dataset.classes = class_names(trained.empty() ? all : trained);
+  std::map<std::string, std::int64_t> labels;
+  for (const std::string& name : dataset.classes) labels.emplace(name, std::ssize(labels));
+
+  const fs::path folder = path.parent_path();
+  std::map<std::string, std::vector<Sample>> samples;
+  for (const Entry& entry : entries) {
+    const auto label = labels.find(entry.label);
+    if (label == labels.end()) fail(path, entry.line, "class '" + entry.label + "' does not occur in train");
+    const fs::path file = folder / entry.path;
+    std::error_code error;
+    if (!fs::is_regular_file(file, error)) fail(path, entry.line, "no file '" + file.string() + "'");
+    samples[entry.split].push_back({file.string(), -1, label->second});
+  }
+  const auto source = std::make_shared<FileSource>(options.limits);
+  const auto set = [&](const char* split) {
+    return SampleSet(source, std::move(samples[split]), std::ssize(dataset.classes), folder);
+  };
+  dataset.train = set("train");
+  dataset.val = set("val");
+  dataset.test = set("test");
+  return dataset;
+}
+
+}  // namespace violin::data
