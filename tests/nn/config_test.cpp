@@ -1,0 +1,82 @@
+#include "tests/nn/helpers.h"
+
+namespace violin::tests {
+namespace {
+
+std::string message(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(ModelConfig, JsonGivesEveryFieldBack) {
+  for (const nn::ModelEntry& entry : nn::model_registry()) {
+    nn::ModelConfig config = entry.config;
+    const std::string text = nn::to_json(config).dump();
+    config.fc_norm = config.norm_behind_pooling();  // written out
+    if (config.violin) config.violin->parameterisation = "sigmoid";
+    EXPECT_EQ(nn::model_from_json(Json::parse(text)), config) << entry.name << " " << text;
+  }
+  nn::ModelConfig config = small_model();
+  config.img_size = {32, 64};
+  config.violin = nn::MaskConfig{};
+  config.violin->curves = "snake,random:3";
+  config.violin->decay = 0.99;
+  config.violin->heads = {1};
+  config.violin->learned_prefix_decay = true;
+  config.adapters = nn::AdapterConfig{};
+  config.adapters->ranks = {{"fc1", 3}};
+  const nn::ModelConfig back = nn::model_from_json(Json::parse(nn::to_json(config).dump()));
+  EXPECT_EQ(back.violin->curves, "snake,random:3");
+  EXPECT_EQ(back.violin->decay, 0.99);
+  EXPECT_EQ(back.violin->heads, config.violin->heads);
+  EXPECT_TRUE(back.violin->learned_prefix_decay);
+  EXPECT_EQ(back.adapters->ranks, config.adapters->ranks);
+  EXPECT_EQ(back.img_size, config.img_size);
+}
+
+TEST(ModelConfig, TheDesignsDescriptionIsAccepted) {
+  const nn::ModelConfig config = nn::model_from_json(Json::parse(R"({
+    "img_size": [32, 48], "patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 7,
+    "class_token": false, "global_pool": "avg", "fc_norm": false,
+    "violin": {"curves": ["snake", "hilbert_T"], "strategy": "mul_v2", "decay": 0.9, "alpha": true,
+               "curve_weights": true, "prefix_decay": "learned", "init": "finetune"}})"));
+  EXPECT_EQ(config.violin->curves, "snake,hilbert_T");
+  EXPECT_EQ(config.grid(), (nn::Size{8, 12}));
+}
+
+TEST(ModelConfig, MistakesAreNamedWithARemedy) {
+  const auto of = [](const std::string& text) { return message([&] { nn::model_from_json(Json::parse(text)); }); };
+  EXPECT_NE(of(R"({"embed_dims": 3})").find("did you mean 'embed_dim'"), std::string::npos);
+  EXPECT_NE(of(R"({"depth": "x"})").find("depth is \"x\"; expected a whole number"), std::string::npos);
+  EXPECT_NE(of(R"({"num_heads": 5})").find("divisor of embed_dim"), std::string::npos);
+  EXPECT_NE(of(R"({"class_token": false})").find("global_pool"), std::string::npos);
+  EXPECT_NE(of(R"({"violin": {"strategy": "mul"}})").find("mul_v1"), std::string::npos);
+  EXPECT_NE(of(R"({"violin": {"curves": ["snale"]}})").find("snake"), std::string::npos);
+  EXPECT_NE(of(R"({"violin": {"init": "identity", "parameterisation": "sigmoid"}})").find("rate"), std::string::npos);
+  EXPECT_NE(of(R"({"violin": {"init": "identity", "strategy": "add_v1", "alpha": false}})").find("alpha"),
+            std::string::npos);
+  EXPECT_NE(of(R"({"violin": {"blocks": [12]}})").find("violin.blocks is 12"), std::string::npos);
+  EXPECT_NE(of(R"({"violin": {"decay": 1.5}})").find("violin.decay"), std::string::npos);
+  EXPECT_NE(of(R"([1])").find("an object"), std::string::npos);
+  EXPECT_NE(of(R"({"depth": 1e300})").find("depth"), std::string::npos);
+  EXPECT_NE(of(R"({"img_size": 8})").find("img_size"), std::string::npos);
+}
+
+TEST(Registry, NamesAreUniqueAndUnknownOnesGetASuggestion) {
+  std::set<std::string> names;
+  for (const nn::ModelEntry& entry : nn::model_registry()) {
+    EXPECT_TRUE(names.insert(entry.name).second) << entry.name;
+    EXPECT_EQ(nn::find_model(entry.name), entry.config);
+    for (const std::string& alias : entry.aliases) EXPECT_EQ(nn::find_model(alias), entry.config);
+  }
+  EXPECT_GE(names.size(), 30U);
+  EXPECT_TRUE(nn::find_model("violin_vit_tiny_patch2_32").violin.has_value());
+  EXPECT_NE(message([] { nn::find_model("deit_smal_patch16_224"); }).find("deit_small_patch16_224"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace violin::tests
