@@ -1,0 +1,86 @@
+"""Space-filling curves over a grid of patches.
+
+>>> from violin import curves
+>>> curves.ranks("snake", (2, 3)).view(2, 3)
+tensor([[0, 1, 2],
+        [5, 4, 3]], dtype=torch.int32)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from . import _library  # noqa: F401  the operators
+from .errors import Error
+
+_PUBLISHED = ("snake", "hilbert", "peano", "zigzag")
+
+#: Sets of curves; the order fixes the index of their parameters.
+SETS: dict[str, tuple[str, ...]] = {
+    "violin": tuple(name + suffix for name in _PUBLISHED for suffix in ("", "_T")),
+    "normal": _PUBLISHED,
+    "transposed": tuple(name + "_T" for name in _PUBLISHED),
+}
+
+#: Every plain name. ``random:7`` is a random order with a seed, ``morton`` another name of ``peano``.
+NAMES: tuple[str, ...] = (*SETS["violin"], "z", "z_T", "random", "manhattan")
+
+Curves = str | Sequence[str]
+
+
+def names(curves: Curves) -> list[str]:
+    """The curves that a set, a comma-separated list or a sequence of names stands for.
+
+    >>> names("normal")
+    ['snake', 'hilbert', 'peano', 'zigzag']
+    >>> names("hilbert, morton_T")
+    ['hilbert', 'peano_T']
+    """
+    parts = curves.split(",") if isinstance(curves, str) else list(curves)
+    found: list[str] = []
+    for part in (part.strip() for part in parts):
+        if part:
+            found += SETS.get(part, (part.replace("morton", "peano"),))
+    if found:
+        coordinates(",".join(found), 1, 1, torch.device("cpu"))  # an unknown name is an error here, not later
+    return found
+
+
+def ranks(curve: Curves, grid: Sequence[int]) -> Tensor:
+    """Where each patch comes along a curve, int32, patches row by row.
+
+    One curve: [N]; ``manhattan``, whose distance is a sum over two axes: [2,N]. A set, a list or several names: [C,A,N],
+    ready for :func:`violin.ops.decay_mask`. ``grid`` is (height, width) or (frames, height, width).
+
+    >>> ranks("hilbert", (2, 2)).tolist()
+    [0, 1, 3, 2]
+    >>> ranks("violin", (14, 10)).shape
+    torch.Size([8, 1, 140])
+    """
+    try:
+        result = torch.ops.violin.curve_ranks(curve if isinstance(curve, str) else ",".join(curve), list(grid))
+    except ValueError as error:
+        raise Error(str(error)) from None
+    single = isinstance(curve, str) and "," not in curve and curve not in SETS
+    return result.squeeze(0).squeeze(0) if single else result
+
+
+@functools.lru_cache(maxsize=64)
+def _coordinates(curves: str, height: int, width: int, device: torch.device) -> Tensor:
+    # An ordinary tensor whatever the caller is in: it is kept, and saved for a backward pass.
+    with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+        try:
+            return torch.ops.violin.curve_ranks(curves, [height, width]).to(device)
+        except ValueError as error:
+            raise Error(str(error)) from None
+
+
+@torch.compiler.assume_constant_result
+def coordinates(curves: str, height: int, width: int, device: torch.device) -> Tensor:
+    """Ranks [C,A,N] on a device, kept: layers of equal grid share them, and compiled code holds them as a constant."""
+    return _coordinates(curves, height, width, device)

@@ -1,0 +1,359 @@
+"""Attention layers with a mask: drop-ins for timm's Attention and for torch's MultiheadAttention as self-attention.
+
+A layer must know the grid of the current call, and only the patch embedding sees it. A :class:`GridRecorder`, shared by the
+layers of a model, is a forward hook on the patch convolution and remembers its output's height and width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import ops
+from .errors import Error
+from .masks import Tables, ViolinMask
+
+
+class GridRecorder:
+    """Height and width of the patch grid in the current call; hook it to the convolution that makes the patches."""
+
+    def __init__(self, native: Sequence[int], prefix: int = 0) -> None:
+        self.native = (int(native[0]), int(native[1]))
+        self.prefix = int(prefix)
+        self.grid: tuple[int, int] = self.native
+        self._seen: dict[int, tuple[int, int]] = {}
+        self._ambiguous: set[int] = set()  # numbers of patches that came in several shapes
+
+    def __call__(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        self.record(output.shape[-2], output.shape[-1])
+
+    def record(self, height: int, width: int) -> None:
+        self.grid = (height, width)
+        if torch.compiler.is_compiling():
+            return
+        patches = height * width
+        if self._seen.setdefault(patches, self.grid) != self.grid:
+            self._ambiguous.add(patches)
+            self._seen[patches] = self.grid
+
+    def lookup(self, tokens: int, name: str) -> tuple[int, int]:
+        """The grid of a call with so many tokens, prefix tokens included."""
+        height, width = self.grid
+        if torch.compiler.is_compiling():
+            if self.prefix + height * width == tokens:
+                return height, width
+            return self._guess(tokens, name)
+        patches = tokens - self.prefix
+        # Activation checkpointing runs layers again in the backward pass, when a later call may have recorded its grid.
+        if patches in self._ambiguous and torch._C._current_graph_task_id() != -1:
+            raise Error(
+                f"{name}: activation checkpointing cannot tell which of several grids of {patches} patches a layer is run "
+                "again for; run backward before the next forward of another shape"
+            )
+        if height * width == patches:
+            return height, width
+        if patches in self._seen:
+            return self._seen[patches]
+        return self._guess(tokens, name)
+
+    def _guess(self, tokens: int, name: str) -> tuple[int, int]:
+        patches = tokens - self.prefix
+        if patches == self.native[0] * self.native[1]:
+            return self.native
+        side = math.isqrt(max(patches, 0))
+        if side >= 1 and side * side == patches:
+            return side, side
+        raise Error(
+            f"{name}: {tokens} tokens are not {self.prefix} prefix tokens and a known grid of patches (recorded "
+            f"{self.grid[0]}x{self.grid[1]}); give set_grid(height, width), or drop no patches"
+        )
+
+
+def _as_bias(mask: Tensor | None, is_causal: bool, tokens: int, like: Tensor) -> Tensor | None:
+    """An attention mask as torch's scaled_dot_product_attention takes it, as a bias table [B or nothing, h or 1, N, N]."""
+    if is_causal:
+        causal = torch.full((1, tokens, tokens), -torch.inf, device=like.device)
+        return causal.triu(1)
+    if mask is None:
+        return None
+    if mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -torch.inf)
+    mask = mask if mask.dtype == torch.float64 else mask.float()
+    if mask.dim() == 2:
+        mask = mask[None]
+    if mask.dim() == 4 and mask.shape[0] == 1:
+        mask = mask[0]
+    return mask.expand(*mask.shape[:-2], tokens, tokens)
+
+
+def _with_dropout(q: Tensor, k: Tensor, v: Tensor, tables: Tables, scale: float | None, rate: float) -> Tensor:
+    """Dropout of attention weights needs the weights: the plain formula, in full precision from the softmax on."""
+    full = torch.promote_types(q.dtype, torch.float32)
+    weights = (q @ k.transpose(-2, -1)).to(full) * (q.shape[-1] ** -0.5 if scale is None else scale)
+
+    def fitted(table: Tensor) -> Tensor:  # table b mod G for image b
+        return table if table.dim() == 3 else table.repeat(q.shape[0] // table.shape[0], 1, 1, 1)
+
+    weights = weights if tables.gain is None else weights * fitted(tables.gain)
+    weights = weights if tables.bias is None else weights + fitted(tables.bias)
+    weights = torch.dropout(weights.softmax(-1), rate, True)
+    weights = weights if tables.gate is None else weights * fitted(tables.gate)
+    weights = weights if tables.after is None else weights + fitted(tables.after)
+    return weights.to(v.dtype) @ v
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, tables: Tables, scale: float | None, rate: float) -> Tensor:
+    """[B,h,N,d] each -> [B,h,N,d]"""
+    if rate > 0:
+        return _with_dropout(q, k, v, tables, scale, rate)
+    out = ops.attention(q, k, v, tables.gain, tables.bias, tables.gate, scale)
+    if tables.after is None:
+        return out
+    # In the type of the mask, which 16 bits do not resolve.
+    with torch.autocast(q.device.type, enabled=False):
+        return (out + tables.after @ v.to(tables.after.dtype)).to(out.dtype)
+
+
+class _Masked(nn.Module):
+    """What the layers share: a mask, the grid of the call, rows of the attention map on request."""
+
+    violin: ViolinMask | None
+    num_heads: int
+
+    def _set_up(self, mask: ViolinMask | None, grids: GridRecorder, name: str) -> None:
+        self.violin = mask
+        self.name = name
+        self._grids = grids
+        self._original: tuple[nn.Module, ...] = ()  # not a submodule: its weights are this layer's
+        self._request: tuple[Tensor, Tensor | None] | None = None
+        self._rows: Tensor | None = None
+        self.want_map = False
+
+    def set_grid(self, height: int, width: int) -> None:
+        """The grid of the next calls, where no patch embedding tells it."""
+        self._grids.record(height, width)
+
+    def _tables(self, tokens: int, attn_mask: Tensor | None, is_causal: bool, like: Tensor) -> Tables:
+        tables = Tables()
+        if self.violin is not None:
+            tables = self.violin.tables(self._grids.lookup(tokens, self.name), self._grids.prefix)
+        bias = _as_bias(attn_mask, is_causal, tokens, like)
+        if bias is None:
+            return tables
+        return tables._replace(bias=bias if tables.bias is None else tables.bias + bias)
+
+    @torch.no_grad()
+    def _map_rows(self, q: Tensor, k: Tensor, v: Tensor, tables: Tables, queries: Tensor, heads: Tensor | None) -> Tensor:
+        """The weights that multiply v, [B,heads,queries,N]; no map of a whole image is formed."""
+        if heads is not None:
+            q, k, v = (t.index_select(1, heads) for t in (q, k, v))
+            tables = tables.heads(heads)
+        parts = (tables.gain, tables.bias, tables.gate, self._scale())
+        q, k, v = (t.detach().float() if torch.is_autocast_enabled(t.device.type) else t.detach() for t in (q, k, v))
+        with torch.autocast(q.device.type, enabled=False):
+            _, lse = ops.attention_with_lse(q, k, v, *parts)
+            rows = ops.attention_rows(q, k, lse, queries, *parts)
+            return rows if tables.after is None else rows + tables.after.index_select(-2, queries)
+
+    def _scale(self) -> float | None:
+        return None
+
+
+class Attention(_Masked):
+    """Self-attention with a mask from space-filling curves; takes the place of timm's Attention.
+
+    x [B,P+N,dim] -> [B,P+N,dim_out], prefix tokens first. mask: a :class:`~violin.masks.ViolinMask`, None for vanilla
+    attention, or a dict of its options. prefix: number of class, distillation and register tokens; grid: the model's own.
+    The other arguments are timm's.
+
+    >>> layer = Attention(32, num_heads=4, qkv_bias=True, mask={"init": "identity"}, grid=(4, 4), prefix=1)
+    >>> layer(torch.zeros(2, 17, 32)).shape
+    torch.Size([2, 17, 32])
+    """
+
+    returns_pair = False  # the original DINO code returns (output, map)
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        attn_head_dim: int | None = None,
+        dim_out: int | None = None,
+        qkv_bias: bool = False,
+        qk_norm: bool = False,
+        scale_norm: bool = False,
+        proj_bias: bool = True,
+        gated: bool = False,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+        norm_layer: type[nn.Module] | None = None,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        mask: ViolinMask | dict[str, Any] | None = None,
+        grid: Sequence[int] = (14, 14),
+        prefix: int = 1,
+    ) -> None:
+        super().__init__()
+        if attn_head_dim is None and dim % num_heads:
+            raise Error(f"num_heads is {num_heads}; expected a divisor of dim, {dim}")
+        if (qk_norm or scale_norm) and norm_layer is None:
+            raise Error("norm_layer is None; qk_norm and scale_norm need one")
+        self.num_heads = num_heads
+        self.head_dim = attn_head_dim or dim // num_heads
+        self.scale = self.head_dim**-0.5
+        place = {"device": device, "dtype": dtype}
+        width = num_heads * self.head_dim
+
+        def norm(wanted: bool, size: int) -> nn.Module:
+            return norm_layer(size, **place) if wanted and norm_layer is not None else nn.Identity()
+
+        self.qkv = nn.Linear(dim, 3 * width, bias=qkv_bias, **place)
+        self.q_norm = norm(qk_norm, self.head_dim)
+        self.k_norm = norm(qk_norm, self.head_dim)
+        self.attn_drop = nn.Dropout(attn_drop)
+        self.norm = norm(scale_norm, width)
+        self.gate = nn.Linear(dim, width, bias=qkv_bias, **place) if gated else None
+        self.proj = nn.Linear(width, dim_out or dim, bias=proj_bias, **place)
+        self.proj_drop = nn.Dropout(proj_drop)
+        if isinstance(mask, dict):
+            mask = ViolinMask(num_heads, grid=grid, device=device, **mask)
+        self._set_up(mask, GridRecorder(grid, prefix), "violin.Attention")
+
+    @classmethod
+    def around(cls, original: nn.Module, mask: ViolinMask | None, grids: GridRecorder, name: str) -> Attention:
+        """The attention that ``original`` is, on its own projections, with a mask."""
+        layer = cls.__new__(cls)
+        nn.Module.__init__(layer)
+        layer.num_heads = int(original.num_heads)  # type: ignore[arg-type]
+        width = original.qkv.weight.shape[0] // 3  # type: ignore[union-attr,operator,index]
+        layer.head_dim = width // layer.num_heads
+        scale = getattr(original, "scale", None)
+        layer.scale = float(scale) if isinstance(scale, (int, float)) else layer.head_dim**-0.5
+        for child in ("qkv", "q_norm", "k_norm", "attn_drop", "norm", "gate", "proj", "proj_drop"):
+            module = getattr(original, child, None)
+            if child == "gate":
+                layer.gate = module
+            else:
+                drop = float(module) if isinstance(module, (int, float)) else 0.0
+                default = nn.Dropout(drop) if child.endswith("_drop") else nn.Identity()
+                setattr(layer, child, module if isinstance(module, nn.Module) else default)
+        layer._set_up(mask, grids, name)
+        layer._original = (original,)
+        layer.training = original.training
+        if mask is not None:
+            mask.train(original.training)
+        return layer
+
+    def _scale(self) -> float | None:
+        return self.scale
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Any:
+        batch, tokens, _ = x.shape
+        packed = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, self.head_dim)
+        tables = self._tables(tokens, attn_mask, is_causal, x)
+        rate = self.attn_drop.p if self.training and isinstance(self.attn_drop, nn.Dropout) else 0.0
+        plain = isinstance(self.q_norm, nn.Identity) and isinstance(self.k_norm, nn.Identity)
+        if plain and rate == 0 and tables.after is None and self._request is None and not self._wants_map():
+            out = ops.attention_qkv(packed, tables.gain, tables.bias, tables.gate, self.scale)
+            weights = None
+        else:
+            q, k, v = (part.transpose(1, 2) for part in packed.unbind(2))
+            q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
+            out = _attend(q, k, v, tables, self.scale, rate).transpose(1, 2)
+            weights = self._observed(q, k, v, tables)
+        out = self.norm(out.reshape(batch, tokens, self.num_heads * self.head_dim))
+        if self.gate is not None:
+            out = out * self.gate(x).sigmoid()
+        out = self.proj_drop(self.proj(out))
+        return (out, weights) if self.returns_pair else out
+
+    def _wants_map(self) -> bool:
+        return self.returns_pair and self.want_map
+
+    def _observed(self, q: Tensor, k: Tensor, v: Tensor, tables: Tables) -> Tensor | None:
+        if self._request is not None:
+            self._rows = self._map_rows(q, k, v, tables, *self._request)
+        if not self._wants_map():
+            return None
+        return self._map_rows(q, k, v, tables, torch.arange(q.shape[2], device=q.device), None)
+
+
+class PairAttention(Attention):
+    """The same for code that expects (output, attention map [B,h,N,N]); the map only where a block asks for it, else None."""
+
+    returns_pair = True
+
+
+class MapRequest:
+    """A block's forward pre-hook: tells its attention whether the caller wants the map (``return_attention``)."""
+
+    def __init__(self, child: str) -> None:
+        self.child = child
+
+    def __call__(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        wanted = bool(kwargs.get("return_attention", args[1] if len(args) > 1 else False))
+        layer = getattr(block, self.child)
+        if layer.want_map != wanted:
+            layer.want_map = wanted
+
+
+class MultiheadAttention(_Masked):
+    """torch.nn.MultiheadAttention used as self-attention (torchvision's EncoderBlock), with a mask, on its own weights."""
+
+    def __init__(self, original: nn.MultiheadAttention, mask: ViolinMask | None, grids: GridRecorder, name: str) -> None:
+        super().__init__()
+        self.embed_dim, self.num_heads = original.embed_dim, original.num_heads
+        self.head_dim, self.batch_first, self.dropout = original.head_dim, original.batch_first, original.dropout
+        self.in_proj_weight, self.in_proj_bias = original.in_proj_weight, original.in_proj_bias
+        self.out_proj = original.out_proj
+        self._set_up(mask, grids, name)
+        self._original = (original,)
+        self.training = original.training
+        if mask is not None:
+            mask.train(original.training)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """x, x, x [B,N,dim] -> ([B,N,dim], map [B,N,N] averaged over heads or [B,h,N,N], or None)"""
+        if query is not key or key is not value:
+            raise Error(f"{self.name}: query, key and value differ; a mask over patches needs self-attention")
+        if key_padding_mask is not None:
+            raise Error(f"{self.name}: key_padding_mask is given; images of one batch have equally many patches")
+        x = query if self.batch_first else query.transpose(0, 1)
+        batch, tokens, dim = x.shape
+        packed = nn.functional.linear(x, self.in_proj_weight, self.in_proj_bias)
+        packed = packed.view(batch, tokens, 3, self.num_heads, self.head_dim)
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            attn_mask = ~attn_mask  # here True means: not allowed
+        if attn_mask is not None and attn_mask.dim() == 3:
+            attn_mask = attn_mask.view(batch, self.num_heads, tokens, tokens)
+        # is_causal is a hint about attn_mask, as in torch
+        tables = self._tables(tokens, attn_mask, False, x)
+        rate = self.dropout if self.training else 0.0
+        weights = None
+        if rate == 0 and tables.after is None and self._request is None and not need_weights:
+            out = ops.attention_qkv(packed, tables.gain, tables.bias, tables.gate)
+        else:
+            q, k, v = (part.transpose(1, 2) for part in packed.unbind(2))
+            out = _attend(q, k, v, tables, None, rate).transpose(1, 2)
+            if self._request is not None:
+                self._rows = self._map_rows(q, k, v, tables, *self._request)
+            if need_weights:
+                weights = self._map_rows(q, k, v, tables, torch.arange(tokens, device=x.device), None)
+                weights = weights.mean(1) if average_attn_weights else weights
+        out = self.out_proj(out.reshape(batch, tokens, dim))
+        return (out if self.batch_first else out.transpose(0, 1)), weights

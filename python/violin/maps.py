@@ -1,0 +1,98 @@
+"""What tokens look at: rows of the attention maps, on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .errors import Error
+from .layers import Attention, GridRecorder, MapRequest, MultiheadAttention, PairAttention
+from .plugging import Site, Structure, find, restore, sites, wrap
+
+Query = int | str | tuple[int, int]
+
+
+@torch.no_grad()
+def _grid(structure: Structure, images: Tensor) -> tuple[int, int]:
+    """Of one image: only the patch embedding runs."""
+    recorder = GridRecorder(structure.grid, structure.prefix)
+    handle = structure.patches.register_forward_hook(recorder)
+    try:
+        embed = getattr(structure.vit, "patch_embed", structure.patches)
+        embed(images[:1])
+    finally:
+        handle.remove()
+    return recorder.grid
+
+
+def _token(query: Query, grid: tuple[int, int], prefix: int) -> int:
+    if query == "class":
+        if prefix == 0:
+            raise Error("the query is 'class', and the model has no class token")
+        return 0
+    if isinstance(query, (tuple, list)):
+        row, column = int(query[0]), int(query[1])
+        if not (0 <= row < grid[0] and 0 <= column < grid[1]):
+            raise Error(f"the query patch ({row}, {column}) is outside of the grid, {grid[0]}x{grid[1]}")
+        return prefix + row * grid[1] + column
+    count = prefix + grid[0] * grid[1]
+    if isinstance(query, str) or not 0 <= int(query) < count:
+        raise Error(f"the query is {query!r}; expected a token from 0 to {count - 1}, (row, column) or 'class'")
+    return int(query)
+
+
+@torch.no_grad()
+def attention_maps(
+    model: nn.Module,
+    images: Tensor,
+    queries: Query | Sequence[Query] = "class",
+    blocks: Iterable[int] | None = None,
+    heads: Iterable[int] | None = None,
+) -> dict[int, Tensor]:
+    """What query tokens look at: per block the weights that multiply v, [B,heads,queries,P+N], mask included.
+
+    queries: token numbers (prefix tokens first), patches (row, column), ``"class"``, or a list of them. blocks, heads: numbers
+    of those that are wanted; all unless given. Vanilla models work too. No map of a whole image is formed.
+    """
+    structure = find(model)
+    grid = _grid(structure, images)
+    asked = queries if isinstance(queries, list) else [queries]
+    if isinstance(queries, tuple) and not (len(queries) == 2 and all(isinstance(q, int) for q in queries)):
+        asked = list(queries)
+    tokens = torch.tensor([_token(query, grid, structure.prefix) for query in asked], device=images.device)
+    places = sites(structure)
+    wanted = sorted(set(range(len(places)) if blocks is None else blocks))
+    if wanted and not 0 <= wanted[0] <= wanted[-1] < len(places):
+        raise Error(f"blocks are {wanted}; expected numbers from 0 to {len(places) - 1}")
+    chosen = None if heads is None else torch.tensor(sorted(set(heads)), device=images.device)
+
+    recorder = GridRecorder(structure.grid, structure.prefix)
+    borrowed: list[Site] = []  # vanilla layers, wrapped for this call
+    hooks = []
+    try:
+        for index in wanted:
+            site = places[index]
+            if not isinstance(site.module, (Attention, MultiheadAttention)):
+                layer = wrap(site, None, recorder)
+                setattr(site.parent, site.child, layer)
+                borrowed.append(site)
+                if isinstance(layer, PairAttention):
+                    hook = MapRequest(site.child)
+                    hooks.append(site.parent.register_forward_pre_hook(hook, with_kwargs=True))
+            layer = site.module
+            if chosen is not None and chosen.numel() and int(chosen.max()) >= layer.num_heads:  # type: ignore[operator]
+                raise Error(f"heads are {chosen.tolist()}; {site.name} has heads 0 to {layer.num_heads - 1}")  # type: ignore[operator]
+            layer._request = (tokens, chosen)
+        model(images)
+        return {index: places[index].module._rows for index in wanted}  # type: ignore[misc]
+    finally:
+        for index in wanted:
+            layer = places[index].module
+            if isinstance(layer, (Attention, MultiheadAttention)):
+                layer._request = layer._rows = None
+        for hook in hooks:
+            hook.remove()
+        for site in borrowed:
+            restore(site)

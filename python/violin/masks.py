@@ -1,0 +1,502 @@
+"""The mask of one attention layer: its few parameters, and tables made of them for any grid of patches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+from . import curves as curve_module
+from . import ops
+from .errors import Error
+
+INITS = ("pretrain", "finetune", "none", "spread", "identity")
+PARAMETERISATIONS = ("auto", "sigmoid", "rate")
+#: Strategies that add alpha M to something: only alpha = 0 changes nothing.
+ADDING = ("mul_v2", "add_v1", "add_after_sm")
+_KEPT_GRIDS = 16  # per layer
+
+
+@dataclass(frozen=True)
+class MaskConfig:
+    """The mask of a model, as in the block ``violin`` of a model's JSON description.
+
+    init: ``pretrain`` beta ~ U[5,9], alpha ~ N(0,0.5), as published for training from scratch; ``finetune`` beta ~ U[15,20],
+    alpha ~ N(1,0.02), as published for trained weights; ``none`` beta, alpha ~ N(0,0.5), the published ablation; ``spread``
+    a decay length per head between four patches and the whole grid, alpha 1; ``identity`` the model computes what it
+    computed without a mask, and the mask still receives gradients.
+
+    parameterisation: ``sigmoid`` has gamma = sigmoid(beta); ``rate`` has log gamma = -max(rate,0)/n with n the longest
+    distance along the curve on the model's own grid, and passes the gradient through the bound; ``auto`` is ``rate`` for
+    ``identity``, which sigmoid reaches nowhere, and ``sigmoid`` otherwise.
+    """
+
+    curves: str | tuple[str, ...] = "violin"  #: a set, a comma-separated list or names; empty: no decay, alpha alone
+    strategy: str = "mul_v1"
+    decay: float | None = None  #: a fixed gamma; None: learned
+    decay_per_axis: bool = False  #: manhattan: a decay per row and column distance instead of one for both
+    alpha: bool = True
+    curve_weights: bool = False  #: learned weights of the curves instead of their mean
+    prefix_decay: str = "one"  #: gamma of class token and registers: ``one`` or ``learned``
+    init: str = "pretrain"
+    parameterisation: str = "auto"
+    blocks: tuple[int, ...] | None = None  #: which blocks have a mask; None: all
+    heads: tuple[int, ...] | None = None  #: which heads; None: all
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.curves, str):
+            object.__setattr__(self, "curves", tuple(self.curves))
+        for name in ("blocks", "heads"):
+            value = getattr(self, name)
+            if value is not None:
+                chosen = tuple(sorted(int(i) for i in value))
+                if len(set(chosen)) != len(chosen):
+                    raise Error(f"{name} is {value}; expected each number once")
+                object.__setattr__(self, name, chosen or None)
+        self._check()
+
+    def _check(self) -> None:
+        def one_of(field: str, choices: Sequence[str]) -> None:
+            value = getattr(self, field)
+            if value not in choices:
+                raise Error(f"{field} is {value!r}; expected one of {', '.join(choices)}")
+
+        ops.check_strategy(self.strategy)
+        one_of("init", INITS)
+        one_of("parameterisation", PARAMETERISATIONS)
+        one_of("prefix_decay", ("one", "learned"))
+        if self.decay is not None and not 0 < self.decay <= 1:
+            raise Error(f"decay is {self.decay}; expected None (learned) or a number above 0 and at most 1")
+        if not self.names and not self.alpha:
+            raise Error("curves are empty; expected at least one curve, or alpha=True")
+        if not self.names and self.curve_weights:
+            raise Error("curve_weights is True; expected False where there is no curve")
+        if self.init != "identity":
+            return
+        if self.parameterisation == "sigmoid":
+            raise Error(
+                "parameterisation is 'sigmoid'; expected 'rate' (or 'auto') for init 'identity': sigmoid(beta) is 1 for no beta"
+            )
+        if self.decay not in (None, 1):
+            raise Error(f"decay is {self.decay}; expected None (learned) or 1 for init 'identity'")
+        if self.strategy in ADDING and not self.alpha:
+            raise Error(f"alpha is False; expected True for init 'identity' with strategy {self.strategy}")
+
+    @property
+    def names(self) -> list[str]:
+        """The curves one by one."""
+        return curve_module.names(self.curves)
+
+    @property
+    def uses_rate(self) -> bool:
+        return self.parameterisation == "rate" or (self.parameterisation == "auto" and self.init == "identity")
+
+    def covers(self, block: int) -> bool:
+        return self.blocks is None or block in self.blocks
+
+    def to_json(self) -> dict[str, Any]:
+        """The block ``violin`` of a model's JSON."""
+        out = asdict(self)
+        out["curves"] = self.curves if self.curves in curve_module.SETS else self.names
+        out["decay"] = "learned" if self.decay is None else self.decay
+        out["parameterisation"] = "rate" if self.uses_rate else "sigmoid"
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in out.items() if value is not None}
+
+    @classmethod
+    def from_json(cls, block: dict[str, Any]) -> MaskConfig:
+        known = {field.name for field in fields(cls)}
+        unknown = sorted(set(block) - known)
+        if unknown:
+            raise Error(f"violin.{unknown[0]} is not a field of a mask; there are {', '.join(sorted(known))}")
+        values = {key: tuple(value) if isinstance(value, list) else value for key, value in block.items()}
+        if values.get("decay") == "learned":
+            values["decay"] = None
+        return cls(**values)
+
+
+class Tables(NamedTuple):
+    """Tables of the attention operator, each [h,N,N] or None; ``after`` is added to the weights behind the softmax."""
+
+    gain: Tensor | None = None
+    bias: Tensor | None = None
+    gate: Tensor | None = None
+    after: Tensor | None = None
+
+    def heads(self, index: Tensor) -> Tables:
+        return Tables(*(None if table is None else table.index_select(-3, index) for table in self))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(table.nbytes for table in self if table is not None)
+
+
+def _mixed(x: int) -> int:
+    x = (x + 0x9E3779B97F4A7C15) % 2**64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % 2**64
+    return x ^ (x >> 31)
+
+
+def generator_for(seed: int, name: str) -> torch.Generator:
+    """The C++ library's generator of a parameter's initial values: equal seeds and names give equal values there."""
+    state = _mixed(seed % 2**64)
+    for byte in name.encode():
+        state = _mixed(state ^ byte)
+    return torch.Generator().manual_seed(state)
+
+
+def _bounded(rate: Tensor) -> Tensor:
+    """max(rate, 0) whose gradient is that of rate everywhere, so that a decay that starts at the bound can leave it."""
+    return rate + (rate.clamp_min(0) - rate).detach()
+
+
+def _in_full(parameter: Tensor) -> Tensor:
+    return parameter if parameter.dtype == torch.float64 else parameter.float()
+
+
+class ViolinMask(nn.Module):
+    """The mask of an attention layer: tables for any grid of patches, from a few parameters.
+
+    heads: of the layer. grid: the model's own (height, width), which gives ``rate`` its unit. masked_heads: those that have
+    a mask; all unless given. For the other options see :class:`MaskConfig`.
+
+    Parameters, h counting the masked heads: ``beta`` or ``rate`` [C,h], [C,A,h] with a decay per axis; ``gamma``, a buffer,
+    where the decay is fixed; ``alpha`` [h]; ``curve_weight`` [C,h]; ``prefix_beta`` or ``prefix_rate`` [h].
+
+    In training, tables are built in each call, with gradients. In evaluation without gradients they are built once per grid
+    and kept until train(), eval(), to(), load_state_dict() or an assignment, up to ``table_limit`` bytes. Compiled code
+    builds them in each call, unless :meth:`freeze` has made them constants.
+
+    >>> mask = ViolinMask(heads=2, curves="hilbert", grid=(4, 4), init="identity")
+    >>> sorted(dict(mask.named_parameters()))
+    ['alpha', 'rate']
+    >>> bool((mask.tables((4, 6), prefix=1).gain == 1).all())
+    True
+    """
+
+    table_limit: int = 1 << 30
+
+    def __init__(
+        self,
+        heads: int,
+        curves: str | Sequence[str] = "violin",
+        init: str = "pretrain",
+        *,
+        strategy: str = "mul_v1",
+        parameterisation: str = "auto",
+        alpha: bool = True,
+        decay: float | None = None,
+        decay_per_axis: bool = False,
+        curve_weights: bool = False,
+        prefix_decay: str = "one",
+        masked_heads: Sequence[int] | None = None,
+        grid: Sequence[int] = (14, 14),
+        seed: int | None = None,
+        name: str = "violin",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = MaskConfig(
+            curves=curves if isinstance(curves, str) else tuple(curves),
+            strategy=strategy,
+            decay=decay,
+            decay_per_axis=decay_per_axis,
+            alpha=alpha,
+            curve_weights=curve_weights,
+            prefix_decay=prefix_decay,
+            init=init,
+            parameterisation=parameterisation,
+            heads=None if masked_heads is None else tuple(masked_heads),
+        )
+        self.layer_heads = int(heads)
+        self.masked_heads = self.config.heads or tuple(range(self.layer_heads))
+        if not all(0 <= head < self.layer_heads for head in self.masked_heads):
+            raise Error(f"heads are {list(self.masked_heads)}; expected numbers from 0 to {self.layer_heads - 1}")
+        self.grid = (int(grid[0]), int(grid[1]))
+        self.curve_names = tuple(self.config.names)
+        self._curve_list = ",".join(self.curve_names)
+        self._kept: dict[tuple[int, int, int], tuple[Any, Tables]] = {}
+        self._frozen: dict[tuple[int, int, int], Tables] = {}
+        self._thawed: dict[str, bool] = {}  # what required a gradient before freeze()
+
+        count, masked, axes = len(self.curve_names), len(self.masked_heads), 1
+        units = torch.ones(0, dtype=torch.int32)
+        if count:
+            native = curve_module.coordinates(self._curve_list, *self.grid, torch.device("cpu"))
+            axes = native.shape[1]
+            units = native.amax((1, 2)).clamp_min(1)
+        decay_shape = (count, axes, masked) if decay_per_axis else (count, masked)
+        options: dict[str, Any] = {"device": device, "dtype": dtype or torch.float32}
+
+        def parameter(name: str, shape: tuple[int, ...], wanted: bool) -> None:
+            self.register_parameter(name, nn.Parameter(torch.empty(shape, **options)) if wanted else None)
+
+        learned = count > 0 and decay is None
+        rate = self.config.uses_rate
+        parameter("beta", decay_shape, learned and not rate)
+        parameter("rate", decay_shape, learned and rate)
+        self.register_buffer(
+            "gamma", torch.full(decay_shape, decay, **options) if count and decay is not None else None
+        )
+        parameter("curve_weight", (count, masked), count > 0 and curve_weights)
+        parameter("alpha", (masked,), alpha)
+        parameter("prefix_beta", (masked,), prefix_decay == "learned" and not rate)
+        parameter("prefix_rate", (masked,), prefix_decay == "learned" and rate)
+        # Whole numbers, so that half() leaves them.
+        shape = (count,) + (1,) * (len(decay_shape) - 1)
+        self.register_buffer("_units", units.view(shape).to(device), persistent=False)
+        some = len(self.masked_heads) < self.layer_heads
+        index = torch.tensor(self.masked_heads, device=device) if some else None
+        self.register_buffer("_head_index", index, persistent=False)
+        self.initialise(seed, name)
+
+    # -- initial values ------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def initialise(self, seed: int | None = None, name: str = "violin") -> None:
+        """Initial values as the configuration names them: from torch's generator, or from a seed and this layer's name."""
+        init, native = self.config.init, self.grid[0] * self.grid[1]
+
+        def draw(parameter_name: str, fill: Callable[[Tensor, torch.Generator | None], Any]) -> None:
+            parameter = getattr(self, parameter_name)
+            if parameter is None or parameter.is_meta:
+                return
+            values = torch.empty(parameter.shape)
+            fill(values, None if seed is None else generator_for(seed, f"{name}.{parameter_name}"))
+            parameter.copy_(values)
+
+        def length(head: int, heads: int) -> float:
+            """Decay lengths from four patches to the whole grid, growing by equal factors."""
+            shortest = min(4.0, native)
+            share = 0.5 if heads == 1 else head / (heads - 1)
+            return shortest * (native / shortest) ** share
+
+        def beta(values: Tensor, generator: torch.Generator | None) -> None:
+            if init == "pretrain":
+                values.uniform_(5, 9, generator=generator)
+            elif init == "finetune":
+                values.uniform_(15, 20, generator=generator)
+            elif init == "none":
+                values.normal_(0, 0.5, generator=generator)
+            elif init == "spread":
+                for head in range(values.shape[-1]):
+                    values[..., head] = -math.log(math.expm1(1 / length(head, values.shape[-1])))
+
+        def rate(values: Tensor, generator: torch.Generator | None) -> None:
+            units = self._units.to("cpu", torch.float32)
+            if init == "identity":
+                values.zero_()
+            elif init == "spread":
+                for head in range(values.shape[-1]):
+                    values[..., head] = (units / length(head, values.shape[-1]))[..., 0]
+            else:  # the same decay as the other parameterisation would start with
+                beta(values, generator)
+                values.copy_(-logsigmoid(values) * units)
+
+        def prefix_beta(values: Tensor, generator: torch.Generator | None) -> None:
+            values.fill_(9.0) if init == "spread" else beta(values, generator)
+
+        def alpha(values: Tensor, generator: torch.Generator | None) -> None:
+            if init in ("pretrain", "none"):
+                values.normal_(0, 0.5, generator=generator)
+            elif init == "finetune":
+                values.normal_(1, 0.02, generator=generator)
+            else:
+                values.fill_(0 if init == "identity" and self.config.strategy in ADDING else 1)
+
+        draw("beta", beta)
+        draw("prefix_beta", prefix_beta)
+        draw("rate", rate)
+        draw("prefix_rate", lambda values, _: values.zero_())
+        draw("curve_weight", lambda values, _: values.fill_(1 / len(self.curve_names)))
+        draw("alpha", alpha)
+        self.drop_tables()
+
+    # -- decay and mask ------------------------------------------------------------------------------------------------
+
+    def log_decay(self) -> Tensor:
+        """log gamma, [C,h] or [C,A,h], with gradient."""
+        if self.gamma is not None:
+            return _in_full(self.gamma).log()
+        if self.beta is not None:
+            return logsigmoid(_in_full(self.beta))
+        if self.rate is None:
+            raise Error("this mask has no curves and so no decay")
+        return -_bounded(_in_full(self.rate)) / self._units
+
+    @torch.no_grad()
+    def set_log_decay(self, log_decay: Tensor) -> None:
+        """The same decay in this layer's parameterisation; only ``rate`` can take any."""
+        if self.rate is None:
+            raise Error("only masks with the parameterisation 'rate' take a given decay")
+        self.rate.copy_(-log_decay * self._units)
+        self._changed()
+
+    def rate_for(self, grid: Sequence[int]) -> Tensor:
+        """``rate`` of the same decay where ``grid`` is the model's own."""
+        if self.rate is None:
+            raise Error("this mask has no rate")
+        native = curve_module.coordinates(self._curve_list, int(grid[0]), int(grid[1]), torch.device("cpu"))
+        units = native.amax((1, 2)).clamp_min(1).view(self._units.shape).to(self._units.device)
+        return self.rate.detach() * units / self._units
+
+    def prefix_log_decay(self) -> Tensor | None:
+        """log gamma of class token and registers, [h], where it is learned."""
+        if self.prefix_beta is not None:
+            return logsigmoid(_in_full(self.prefix_beta))
+        if self.prefix_rate is not None:
+            return -_bounded(_in_full(self.prefix_rate))
+        return None
+
+    def mask(self, grid: Sequence[int], prefix: int = 0) -> Tensor:
+        """M (log M for the strategy ``log``) of the masked heads, [h,P+N,P+N], with gradient and without alpha."""
+        height, width = grid
+        log_space = self.config.strategy == "log"
+        if not self.curve_names:
+            tokens = prefix + height * width
+            like = _in_full(self.alpha.detach())
+            return torch.full(
+                (len(self.masked_heads), tokens, tokens),
+                0.0 if log_space else 1.0,
+                dtype=like.dtype,
+                device=like.device,
+            )
+        decay = self.log_decay()
+        ranks = curve_module.coordinates(self._curve_list, height, width, decay.device)
+        weight = None if self.curve_weight is None else _in_full(self.curve_weight)
+        return ops.decay_mask(ranks, decay, weight, prefix, self.prefix_log_decay(), log_space)
+
+    def build(self, grid: Sequence[int], prefix: int = 0) -> Tables:
+        """Tables [h,P+N,P+N] over all heads of the layer, made now, with gradient."""
+        alpha = None if self.alpha is None else _in_full(self.alpha)
+        tables = ops.compose(self.config.strategy, self.mask(grid, prefix), alpha)
+        if self._head_index is None:
+            return Tables(*tables)
+        # Heads without a mask keep what changes nothing.
+        return Tables(
+            *(
+                None
+                if table is None
+                else torch.full(
+                    (self.layer_heads, *table.shape[1:]), neutral, dtype=table.dtype, device=table.device
+                ).index_copy(0, self._head_index, table)
+                for table, neutral in zip(tables, (1.0, 0.0, 1.0, 0.0))
+            )
+        )
+
+    def tables(self, grid: Sequence[int], prefix: int = 0) -> Tables:
+        """Tables for prefix + height*width tokens, kept ones where nothing changed."""
+        key = (grid[0], grid[1], prefix)
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            frozen = self._frozen.get(key)
+            return self.build(grid, prefix) if frozen is None else frozen
+        if key in self._frozen:
+            return self._frozen[key]
+        if self.training or self._needs_gradient():
+            return self.build(grid, prefix)
+        state = self._state()
+        kept = self._kept.pop(key, None)
+        if kept is not None and kept[0] != state:
+            self._kept.clear()  # parameters changed: every table is stale
+            kept = None
+        if kept is None:
+            kept = (state, self._built_plainly(grid, prefix))
+        self._kept[key] = kept  # used last comes last
+        while len(self._kept) > _KEPT_GRIDS or sum(t.nbytes for _, t in self._kept.values()) > self.table_limit:
+            del self._kept[next(iter(self._kept))]
+        return kept[1]
+
+    forward = tables
+
+    # -- kept tables ---------------------------------------------------------------------------------------------------
+
+    def freeze(self, grid: Sequence[int], prefix: int = 0) -> None:
+        """Tables for this grid are made now and are constants from here on, in compiled code too; parameters need no
+        gradient. For inference: nothing is rebuilt or checked."""
+        if not self._frozen:
+            self._thawed = {name: parameter.requires_grad for name, parameter in self.named_parameters()}
+        self.requires_grad_(False)
+        self._frozen[(int(grid[0]), int(grid[1]), int(prefix))] = self._built_plainly(grid, prefix)
+
+    def thaw(self) -> None:
+        """Undoes freeze()."""
+        for name, needed in self._thawed.items():
+            getattr(self, name).requires_grad_(needed)
+        self._thawed, self._frozen = {}, {}
+        self.drop_tables()
+
+    @property
+    def frozen(self) -> bool:
+        return bool(self._frozen)
+
+    def drop_tables(self) -> None:
+        """Forgets tables that evaluation kept; frozen ones stay."""
+        self._kept.clear()
+
+    @property
+    def kept_tables(self) -> int:
+        return len(self._kept)
+
+    def _built_plainly(self, grid: Sequence[int], prefix: int) -> Tables:
+        # Ordinary tensors even inside an inference-mode block, so that later calls may use them anywhere.
+        with torch.inference_mode(False), torch.no_grad():
+            return self.build((int(grid[0]), int(grid[1])), prefix)
+
+    def _needs_gradient(self) -> bool:
+        return torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.parameters())
+
+    def _state(self) -> list[tuple[int, int]]:
+        tensors = [t for t in (*self._parameters.values(), self.gamma) if t is not None]
+        return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
+
+    def _changed(self) -> None:
+        self.drop_tables()
+        for key in list(self._frozen):
+            self._frozen[key] = self._built_plainly(key[:2], key[2])
+
+    def train(self, mode: bool = True) -> ViolinMask:
+        super().train(mode)
+        self.drop_tables()
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ViolinMask:
+        super()._apply(fn, recurse)
+        self._changed()
+        return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._changed()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": {}}  # a copy or a pickle makes its own
+
+    def extra_repr(self) -> str:
+        kind = "rate" if self.config.uses_rate else "sigmoid"
+        decay = kind if self.config.decay is None else f"decay={self.config.decay}"
+        return f"heads={len(self.masked_heads)}, {self._curve_list or 'no curves'}, {self.config.strategy}, {decay}"
+
+
+def from_config(
+    config: MaskConfig,
+    heads: int,
+    grid: Sequence[int],
+    *,
+    seed: int | None = None,
+    name: str = "violin",
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> ViolinMask:
+    """A layer's mask as the model's configuration wants it."""
+    options = asdict(replace(config, blocks=None))
+    options.pop("blocks")
+    masked = options.pop("heads")
+    return ViolinMask(
+        heads, **options, masked_heads=masked, grid=grid, seed=seed, name=name, device=device, dtype=dtype
+    )

@@ -1,0 +1,148 @@
+"""The operators: masked attention and decay masks, with complete gradients.
+
+They are registered with torch, so they work under autograd, autocast, ``torch.compile(fullgraph=True)`` and
+``torch.export``. Nothing of size B x h x N x N is stored, forward or backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from . import _library  # noqa: F401  the operators
+from .curves import Curves
+from .errors import Error
+
+#: Ways to combine a mask M with attention logits A: see :func:`compose`.
+STRATEGIES = ("mul_v1", "mul_v2", "add_v1", "mul_after_sm", "add_after_sm", "log")
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gain: Tensor | None = None,
+    bias: Tensor | None = None,
+    gate: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """( softmax( scale * q k^T * gain + bias ) * gate ) v
+
+    q [B,h,Nq,d], k and v [B,h,Nk,d]: unit stride in d, any other strides. gain, bias, gate: [h or 1,Nq,Nk], or with G in
+    front, where image b uses table b mod G. scale: 1/sqrt(d) unless given. Returns [B,h,Nq,d], laid out in memory as
+    [B,Nq,h,d].
+
+    >>> q = torch.ones(2, 3, 5, 8)
+    >>> attention(q, q, q, gain=torch.ones(3, 5, 5)).shape
+    torch.Size([2, 3, 5, 8])
+    """
+    return torch.ops.violin.attention(q, k, v, gain, bias, gate, scale)
+
+
+def attention_with_lse(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gain: Tensor | None = None,
+    bias: Tensor | None = None,
+    gate: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The same, and the log-sum-exp of each row, [B,h,Nq], from which :func:`attention_rows` computes rows of the map."""
+    return torch.ops.violin.attention_with_lse(q, k, v, gain, bias, gate, scale)
+
+
+def attention_qkv(
+    qkv: Tensor,
+    gain: Tensor | None = None,
+    bias: Tensor | None = None,
+    gate: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """The same for a packed projection qkv [B,N,3,h,d]: no copy on the way in, one packed gradient on the way back.
+
+    Returns [B,N,h,d], contiguous.
+
+    >>> attention_qkv(torch.ones(2, 5, 3, 4, 8)).shape
+    torch.Size([2, 5, 4, 8])
+    """
+    return torch.ops.violin.attention_qkv(qkv, gain, bias, gate, scale)
+
+
+def attention_rows(
+    q: Tensor,
+    k: Tensor,
+    lse: Tensor,
+    rows: Tensor,
+    gain: Tensor | None = None,
+    bias: Tensor | None = None,
+    gate: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Rows of the attention map: for query tokens ``rows`` (int64 [R]) the weights that multiply v, [B,h,R,Nk]."""
+    return torch.ops.violin.attention_rows(q, k, lse, rows, gain, bias, gate, scale)
+
+
+def decay_mask(
+    ranks: Tensor,
+    log_decay: Tensor,
+    weight: Tensor | None = None,
+    prefix: int = 0,
+    prefix_decay: Tensor | None = None,
+    log_space: bool = False,
+) -> Tensor:
+    """M[h,i,j] = sum over curves c of w[c,h] * gamma[c,h] ** |ranks[c,i] - ranks[c,j]|
+
+    ranks int32 [C,N], [C,A,N] (axes add up to a distance) or [G,C,A,N] (each sample its own tokens); log_decay [C,h], or
+    [C,A,h] for one decay per axis: log gamma, ``logsigmoid(beta)`` and never ``log(sigmoid(beta))``; weight [C,h]: 1/C
+    unless given. The first ``prefix`` tokens have rows and columns of ones, or exp(prefix_decay [h]). log_space: log M,
+    computed without underflow. Returns [h,P+N,P+N], with G in front where ranks have it.
+
+    >>> from violin import curves
+    >>> decay_mask(curves.ranks("snake", (1, 3))[None], torch.full((1, 1), 0.5).log())
+    tensor([[[1.0000, 0.5000, 0.2500],
+             [0.5000, 1.0000, 0.5000],
+             [0.2500, 0.5000, 1.0000]]])
+    """
+    return torch.ops.violin.decay_mask(ranks, log_decay, weight, prefix, prefix_decay, log_space)
+
+
+def curve_ranks(curves: Curves, grid: Sequence[int], device: torch.device | str | None = None) -> Tensor:
+    """Ranks of curves on a grid (height, width) or (frames, height, width), ready for decay_mask: int32 [C,A,N]."""
+    text = curves if isinstance(curves, str) else ",".join(curves)
+    return torch.ops.violin.curve_ranks(text, list(grid), device=torch.device(device) if device is not None else None)
+
+
+def check_strategy(name: str) -> str:
+    if name not in STRATEGIES:
+        raise Error(f"unknown masking strategy {name!r}; there are {', '.join(STRATEGIES)}")
+    return name
+
+
+def compose(
+    strategy: str, mask: Tensor, alpha: Tensor | None = None
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """Tables (gain, bias, gate, after) of a strategy, from a mask [h,N,N] (log M for ``log``) and alpha [h] or 1.
+
+    ==============  =================================  ==============
+    mul_v1          softmax(A * alpha M) V             gain
+    mul_v2          softmax(A * (1 + alpha M)) V       gain
+    add_v1          softmax(A + alpha M) V             bias
+    mul_after_sm    (softmax(A) * alpha M) V           gate
+    add_after_sm    softmax(A) V + (alpha M) V         after
+    log             softmax(A + alpha log M) V         bias
+    ==============  =================================  ==============
+    """
+    check_strategy(strategy)
+    scaled = mask if alpha is None else mask * alpha[..., None, None]
+    if strategy == "mul_v1":
+        return scaled, None, None, None
+    if strategy == "mul_v2":
+        return scaled + 1, None, None, None
+    if strategy in ("add_v1", "log"):
+        return None, scaled, None, None
+    if strategy == "mul_after_sm":
+        return None, None, scaled, None
+    return None, None, None, scaled

@@ -1,0 +1,404 @@
+"""Puts a mask into the attention layers of a vision transformer, and takes it out again.
+
+A layer's place is taken by one of :mod:`violin.layers` that stands on the same projections: no weight is copied, names in the
+state dict stay, and the mask's parameters come beside them as ``….attn.violin.*``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .errors import Error
+from .layers import Attention, GridRecorder, MapRequest, MultiheadAttention, PairAttention
+from .masks import MaskConfig, ViolinMask, from_config
+
+_PACKED_CHILDREN = {"qkv", "q_norm", "k_norm", "attn_drop", "norm", "gate", "proj", "proj_drop"}
+
+
+class Site(NamedTuple):
+    """Where an attention layer stands."""
+
+    block: int
+    parent: nn.Module
+    child: str
+    name: str  # in the model that plug() was given
+
+    @property
+    def module(self) -> nn.Module:
+        return getattr(self.parent, self.child)
+
+
+class Structure(NamedTuple):
+    """What plug() needs to know about a vision transformer."""
+
+    family: str  # timm, dino or torchvision
+    vit: nn.Module
+    name: str  # of the transformer inside the model, with a dot behind it, or nothing
+    blocks: list[tuple[str, nn.Module]]
+    patches: nn.Module  # its output's last two sides are the grid
+    grid: tuple[int, int]
+    prefix: int
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (int(value[0]), int(value[1])) if isinstance(value, (tuple, list)) else (int(value), int(value))
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside torch.compile or a wrapper for several processes."""
+    if hasattr(model, "_orig_mod"):
+        return model._orig_mod  # type: ignore[return-value]
+    if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+        return model.module
+    return model
+
+
+def _is_vit(module: nn.Module) -> bool:
+    if hasattr(module, "patch_embed") and isinstance(getattr(module, "blocks", None), nn.Module):
+        return True
+    return hasattr(module, "conv_proj") and hasattr(getattr(module, "encoder", None), "layers")
+
+
+def _described(name: str, module: nn.Module) -> str:
+    return f"{name or 'the model'} ({type(module).__name__})"
+
+
+def find(model: nn.Module) -> Structure:
+    """The vision transformer that the model is, or that is inside it; inside wrappers of training too."""
+    wrapped = unwrapped(model)
+    if wrapped is not model:
+        return find(wrapped)
+    found = [(name, module) for name, module in model.named_modules() if _is_vit(module)]
+    found = [(name, module) for name, module in found if not any(name.startswith(other + ".") for other, _ in found)]
+    if found and found[0][0] == "":
+        found = found[:1]
+    if not found:
+        hint = next((_described(n, m) for n, m in model.named_modules() if "attention" in type(m).__name__.lower()), "")
+        raise Error(
+            f"{type(model).__name__} is no vision transformer that can be plugged: no patch_embed and blocks (timm, DINO), no "
+            "conv_proj and encoder.layers (torchvision)" + (f"; its {hint} is attention of another kind" if hint else "")
+        )
+    if len(found) > 1:
+        names = ", ".join(name for name, _ in found)
+        raise Error(f"the model holds several vision transformers ({names}); plug them one by one")
+    name, vit = found[0]
+    return _structure(name + "." if name else "", vit)
+
+
+def _structure(name: str, vit: Any) -> Structure:
+    if hasattr(vit, "conv_proj"):
+        blocks = [(f"{name}encoder.layers.{child}", block) for child, block in vit.encoder.layers.named_children()]
+        size, patch = _pair(vit.image_size), _pair(vit.patch_size)
+        grid = (size[0] // patch[0], size[1] // patch[1])
+        return Structure("torchvision", vit, name, blocks, vit.conv_proj, grid, int(vit.class_token.shape[1]))
+    embed = vit.patch_embed
+    patches = getattr(embed, "proj", None)
+    if not isinstance(patches, nn.Module):
+        raise Error(f"{_described(name + 'patch_embed', embed)} has no projection `proj` from whose output the grid is known")
+    grid = getattr(embed, "grid_size", None) or getattr(embed, "patches_resolution", None)
+    if grid is None:
+        if getattr(embed, "img_size", None) is None:
+            raise Error(f"{_described(name + 'patch_embed', embed)} has no image size; give plug(grid=(height, width))")
+        size, patch = _pair(embed.img_size), _pair(embed.patch_size)
+        grid = (size[0] // patch[0], size[1] // patch[1])
+    prefix = getattr(vit, "num_prefix_tokens", None)
+    if prefix is None:
+        tokens = (getattr(vit, key, None) for key in ("cls_token", "dist_token", "reg_token", "register_tokens"))
+        prefix = sum(token.shape[1] for token in tokens if token is not None)
+    drop = getattr(vit, "patch_drop", None)
+    if drop is not None and not isinstance(drop, nn.Identity) and getattr(drop, "prob", 1) > 0:
+        raise Error(
+            f"{_described(name + 'patch_drop', drop)} drops patches, and a mask needs to know where each stands; build the "
+            "model with patch_drop_rate=0"
+        )
+    family = "timm" if hasattr(vit, "num_prefix_tokens") else "dino"
+    blocks = list(_flat(vit.blocks, name + "blocks"))
+    return Structure(family, vit, name, blocks, patches, _pair(grid), int(prefix))
+
+
+def _flat(container: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    """Blocks one by one, where some models keep them in chunks padded with nn.Identity."""
+    for child, block in container.named_children():
+        if isinstance(block, (nn.ModuleList, nn.Sequential)):
+            yield from _flat(block, f"{name}.{child}")
+        elif not isinstance(block, nn.Identity):
+            yield f"{name}.{child}", block
+
+
+def _objection(module: nn.Module) -> str | None:
+    """Why an attention module cannot be plugged; None where it can, as far as its structure tells."""
+    if isinstance(module, nn.MultiheadAttention):
+        if not module._qkv_same_embed_dim or module.bias_k is not None or module.add_zero_attn:
+            return "has projections of several widths or added keys"
+        return None
+    extra = [name for name, child in module.named_children() if name not in _PACKED_CHILDREN]
+    extra += [name for name, _ in module.named_parameters(recurse=False)]
+    extra += [name for name, _ in module.named_buffers(recurse=False)]
+    if extra:
+        return f"has parts that a mask does not know: {', '.join(extra)}"
+    if "rope" in inspect.signature(module.forward).parameters:
+        return "rotates queries and keys"
+    return None
+
+
+def _is_attention(module: nn.Module) -> bool:
+    if isinstance(module, nn.MultiheadAttention):
+        return True
+    return all(hasattr(module, part) for part in ("qkv", "proj", "num_heads"))
+
+
+def sites(structure: Structure) -> list[Site]:
+    """The attention layers, one per block; an error names the block or layer that is not understood."""
+    result = []
+    for index, (name, block) in enumerate(structure.blocks):
+        found = [
+            child
+            for child, module in block.named_children()
+            if isinstance(module, (Attention, MultiheadAttention)) or _is_attention(module)
+        ]
+        if len(found) != 1:
+            kinds = [_described(f"{name}.{c}", m) for c, m in block.named_children() if "ttention" in type(m).__name__]
+            what = f"; {kinds[0]} has no qkv, proj and num_heads" if kinds and not found else ""
+            raise Error(
+                f"{_described(name, block)} has {len(found)} attention layers that can be plugged; expected one{what}"
+            )
+        result.append(Site(index, block, found[0], f"{name}.{found[0]}"))
+    return result
+
+
+def wrap(site: Site, mask: ViolinMask | None, grids: GridRecorder) -> Attention | MultiheadAttention:
+    """A layer for a site, on the weights of the one that stands there; checked against it."""
+    module = site.module
+    objection = _objection(module)
+    if objection:
+        raise Error(f"{_described(site.name, module)} cannot be plugged: it {objection}")
+    if isinstance(module, nn.MultiheadAttention):
+        return MultiheadAttention(module, mask, grids, site.name)
+    kind = PairAttention if _agrees(site, module, grids) else Attention
+    return kind.around(module, mask, grids, site.name)
+
+
+@torch.no_grad()
+def _agrees(site: Site, module: nn.Module, grids: GridRecorder) -> bool:
+    """Runs a few tokens through the layer and through ours without a mask. They must agree, which refuses attention that
+    looks like the usual and is not. Returns whether the layer returns (output, map), as the original DINO code does."""
+    weight: Tensor = module.qkv.weight  # type: ignore[union-attr,assignment]
+    if weight.is_meta:
+        return False
+    flags = {child: child.training for child in module.modules()}
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 5, weight.shape[1], generator=generator).to(weight.device, weight.dtype)
+    try:
+        module.eval()
+        expected = module(x)
+        pair = isinstance(expected, tuple)
+        expected = expected[0] if pair else expected
+        ours = Attention.around(module, None, grids, site.name)
+        error = (ours(x) - expected).abs().max().item()
+    except Exception as problem:
+        raise Error(
+            f"{_described(site.name, module)} cannot be plugged: run on five tokens it failed ({problem})"
+        ) from problem
+    finally:
+        for child, training in flags.items():
+            child.training = training
+    tolerance = 1e-4 if weight.dtype in (torch.float32, torch.float64) else 3e-2
+    if not error <= tolerance * max(expected.abs().max().item(), 1e-6):
+        raise Error(
+            f"{_described(site.name, module)} cannot be plugged: it computes something else than softmax(qk/sqrt(d))v (off by "
+            f"{error:.2g})"
+        )
+    return pair
+
+
+class Plugged:
+    """What plug() leaves on a transformer."""
+
+    def __init__(self, config: MaskConfig, grids: GridRecorder) -> None:
+        self.config, self.grids = config, grids
+
+
+def plug(
+    model: nn.Module,
+    init: str = "identity",
+    curves: str | Sequence[str] = "violin",
+    strategy: str = "mul_v1",
+    blocks: Iterable[int] | None = None,
+    heads: Iterable[int] | None = None,
+    *,
+    parameterisation: str = "auto",
+    alpha: bool = True,
+    decay: float | None = None,
+    decay_per_axis: bool = False,
+    curve_weights: bool = False,
+    prefix_decay: str = "one",
+    grid: Sequence[int] | None = None,
+    seed: int | None = None,
+    table_limit: int = 1 << 30,
+) -> nn.Module:
+    """Puts a mask into the attention layers of a vision transformer, in place, and returns the model.
+
+    model: timm's VisionTransformer (ViT, DeiT, distilled, DeiT-III, DINO, DINOv2, registers, dynamic_img_size), torchvision's,
+    the original DINO and DINOv2 classes, or a model that holds one of them. Call it before torch.compile, before wrapping for
+    several processes, and before making the optimiser.
+
+    blocks, heads: numbers of those that get a mask; all unless given. grid: the model's own patch grid (height, width), read
+    from the model unless given. seed: initial values as the C++ library draws them; torch's generator unless given.
+    table_limit: bytes that all layers together may keep in evaluation. The other options are :class:`MaskConfig`'s. With
+    ``init="identity"`` outputs stay what they are, to float rounding.
+
+    Nothing is changed where a layer cannot be plugged: the error names it.
+    """
+    config = MaskConfig(
+        curves=curves if isinstance(curves, str) else tuple(curves),
+        strategy=strategy,
+        decay=decay,
+        decay_per_axis=decay_per_axis,
+        alpha=alpha,
+        curve_weights=curve_weights,
+        prefix_decay=prefix_decay,
+        init=init,
+        parameterisation=parameterisation,
+        blocks=None if blocks is None else tuple(blocks),
+        heads=None if heads is None else tuple(heads),
+    )
+    return plug_config(model, config, grid=grid, seed=seed, table_limit=table_limit)
+
+
+def plug_config(
+    model: nn.Module,
+    config: MaskConfig,
+    *,
+    grid: Sequence[int] | None = None,
+    seed: int | None = None,
+    table_limit: int = 1 << 30,
+) -> nn.Module:
+    """plug() with options in a MaskConfig."""
+    if unwrapped(model) is not model:
+        raise Error(f"the model is inside of {type(model).__name__} already; plug it first, then wrap or compile it")
+    structure = find(model)
+    if is_plugged(structure.vit):
+        raise Error("the model has a mask already; violin.unplug(model) takes it out")
+    places = sites(structure)
+    for block in config.blocks or ():
+        if not 0 <= block < len(places):
+            raise Error(f"blocks are {list(config.blocks or ())}; expected numbers from 0 to {len(places) - 1}")
+    places = [site for site in places if config.covers(site.block)]
+    native = _pair(grid) if grid is not None else structure.grid
+    grids = GridRecorder(native, structure.prefix)
+    layers = []
+    for site in places:
+        weight = next(site.module.parameters())
+        mask = from_config(
+            config,
+            int(site.module.num_heads),  # type: ignore[arg-type]
+            native,
+            seed=seed,
+            name=f"blocks.{site.block}.attn.violin",
+            device=weight.device,
+            dtype=torch.float64 if weight.dtype == torch.float64 else torch.float32,
+        )
+        mask.table_limit = table_limit // len(places)
+        layers.append(wrap(site, mask, grids))
+    for site, layer in zip(places, layers):
+        setattr(site.parent, site.child, layer)
+        if isinstance(layer, PairAttention):
+            site.parent.register_forward_pre_hook(MapRequest(site.child), with_kwargs=True)
+    structure.patches.register_forward_hook(grids)
+    structure.vit._violin = Plugged(config, grids)  # type: ignore[assignment]
+    return model
+
+
+def restore(site: Site) -> None:
+    """Gives a site its original module back, with the weights that are in use now."""
+    layer = site.module
+    (original,) = layer._original  # type: ignore[misc]
+    for store in ("_parameters", "_modules"):
+        theirs, ours = getattr(original, store), getattr(layer, store)
+        theirs.update({name: ours[name] for name in theirs if ours.get(name) is not None})
+    original.training = layer.training
+    setattr(site.parent, site.child, original)
+
+
+def unplug(model: nn.Module) -> nn.Module:
+    """Takes the masks out, in place: the original attention modules come back, with the weights as they are now."""
+    structure = find(model)
+    for site in sites(structure):
+        if isinstance(site.module, (Attention, MultiheadAttention)) and site.module._original:
+            restore(site)
+    for module in structure.vit.modules():
+        for hooks, kind in ((module._forward_hooks, GridRecorder), (module._forward_pre_hooks, MapRequest)):
+            for key in [key for key, hook in hooks.items() if isinstance(hook, kind)]:
+                del hooks[key]
+                module._forward_pre_hooks_with_kwargs.pop(key, None)
+    structure.vit.__dict__.pop("_violin", None)
+    return model
+
+
+def is_plugged(model: nn.Module) -> bool:
+    """Whether a mask is in the model."""
+    return next(masks(model), None) is not None
+
+
+def masks(model: nn.Module) -> Iterator[tuple[str, ViolinMask]]:
+    """Names and masks of the layers, in the order of the blocks; of wrapped and compiled models too."""
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, ViolinMask))
+
+
+def mask_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters of all masks, for an optimiser group of their own (no weight decay, their own learning rate)."""
+    return [parameter for _, mask in masks(model) for parameter in mask.parameters()]
+
+
+def param_groups(
+    model: nn.Module, lr: float, weight_decay: float = 0.05, mask_lr_factor: float = 1.0
+) -> list[dict[str, Any]]:
+    """Optimiser groups: weights with decay; biases, norms, tokens and positions without; masks without, with a factor on
+    the learning rate. Only parameters that need a gradient."""
+    ours = {id(parameter) for parameter in mask_parameters(model)}
+    tokens = ("cls_token", "dist_token", "reg_token", "register_tokens", "class_token", "pos_embed", "pos_embedding")
+    groups: dict[str, list[nn.Parameter]] = {"decayed": [], "plain": [], "mask": []}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if id(parameter) in ours:
+            groups["mask"].append(parameter)
+        elif parameter.dim() <= 1 or name.rsplit(".", 1)[-1] in tokens:
+            groups["plain"].append(parameter)
+        else:
+            groups["decayed"].append(parameter)
+    return [
+        {"params": groups["decayed"], "lr": lr, "weight_decay": weight_decay},
+        {"params": groups["plain"], "lr": lr, "weight_decay": 0.0},
+        {"params": groups["mask"], "lr": lr * mask_lr_factor, "weight_decay": 0.0},
+    ]
+
+
+def _patch_grid(structure: Structure, image_size: int | Sequence[int] | None) -> tuple[int, int]:
+    if image_size is None:
+        return structure.grid
+    size = _pair(image_size)
+    patch = structure.patches.stride  # type: ignore[union-attr]
+    return size[0] // patch[0], size[1] // patch[1]
+
+
+def freeze(model: nn.Module, image_size: int | Sequence[int] | None = None) -> nn.Module:
+    """Tables for images of this size (the model's own unless given) are made now and are constants, in compiled code too;
+    mask parameters need no gradient. For inference. ``violin.thaw(model)`` undoes it."""
+    structure = find(model)
+    grid = _patch_grid(structure, image_size)
+    for _, mask in masks(structure.vit):
+        mask.freeze(grid, structure.prefix)
+    return model
+
+
+def thaw(model: nn.Module) -> nn.Module:
+    """Undoes freeze()."""
+    for _, mask in masks(model):
+        mask.thaw()
+    return model
