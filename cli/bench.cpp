@@ -9,6 +9,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "cli/bench_data.h"
 #include "cli/common.h"
 #include "violin/ops/path.h"
 
@@ -136,6 +137,7 @@ void add_bench(CLI::App& app) {
   attention->add_flag("--no-formula", options->no_formula, "Leave out the slow plain formula");
   attention->add_flag("--json", options->json, "One JSON document on stdout");
   attention->callback([options] { run_attention(*options); });
+  add_bench_data(*verb);
 }
 
 }  // namespace violin::cli

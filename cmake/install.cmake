@@ -1,7 +1,8 @@
 # cmake --install: headers, libraries, the binary and a package for find_package(violin).
 include(CMakePackageConfigHelpers)
 
-set(violin_installed violin_base violin_curves violin_kernels violin_ops violin_data violin_viz)
+set(violin_installed
+    violin_base violin_curves violin_kernels violin_ops violin_data violin_data_torch violin_viz violin_nn)
 if(TARGET violin_kernels_cuda)
   list(APPEND violin_installed violin_kernels_cuda)
 endif()
@@ -18,7 +19,7 @@ foreach(target ${violin_installed})
   add_library(violin::${short} ALIAS ${target})
 endforeach()
 # Our headers are C++20. Not said of violin_base, which CUDA targets use too: CMake 3.25 knows no CUDA 20.
-foreach(target violin_curves violin_ops violin_data violin_viz)
+foreach(target violin_curves violin_ops violin_data violin_data_torch violin_viz)
   target_compile_features(${target} INTERFACE cxx_std_20)
 endforeach()
 add_library(violin_all INTERFACE)

@@ -1,5 +1,6 @@
-// Resampling with antialiasing, the same bits as Pillow's: two passes over 8-bit values with 22-bit fixed-point
-// weights, the horizontal one first and rounded to 8 bits in between. Rows that no output row needs are not touched.
+// Resampling with antialiasing, the same bits as Pillow's (up to version 12): two passes over 8-bit values with 22-bit
+// fixed-point weights, the horizontal one first and rounded to 8 bits in between. Rows that no output row needs are not
+// touched.
 #pragma once
 
 #include <cstdint>
