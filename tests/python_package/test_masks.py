@@ -1,0 +1,271 @@
+"""ViolinMask: values, gradients, initial values, kept tables, mistakes."""
+
+import copy
+import json
+import math
+import pickle
+
+import pytest
+import torch
+import violin
+from violin._safetensors import load_file
+
+
+def test_ranks_are_the_golden_ones(golden):
+    for path in sorted((golden / "curves").glob("*.json")):
+        content = json.loads(path.read_text())
+        grid = (content["height"], content["width"])
+        for name, expected in content["rank"].items():
+            assert violin.curves.ranks(name, grid).tolist() == expected, (path.name, name)
+
+
+def test_sets_are_their_members():
+    for name, members in violin.curves.SETS.items():
+        together = torch.stack([violin.curves.ranks(member, (3, 5)) for member in members])
+        assert torch.equal(violin.curves.ranks(name, (3, 5)).squeeze(1), together)
+    assert violin.curves.names(["random:7", "morton"]) == ["random:7", "peano"]
+    assert violin.curves.ranks("manhattan", (2, 3)).shape == (2, 6)
+    for name in violin.curves.NAMES:
+        violin.curves.ranks(name, (2, 2))
+    with pytest.raises(violin.Error, match="hilbrt"):
+        violin.curves.ranks("hilbrt", (2, 2))
+
+
+def golden_cases(golden):
+    return json.loads((golden / "attention" / "index.json").read_text())["cases"]
+
+
+def test_golden_attention(golden):
+    for case in golden_cases(golden):
+        data, _ = load_file(golden / "attention" / case["file"])
+        prefix = int(data["M"].shape[-1] - case["height"] * case["width"])
+        fixed = "gamma" in data
+        mask = violin.ViolinMask(
+            data["q"].shape[1], case["curves"], grid=(case["height"], case["width"]), dtype=torch.float64,
+            strategy=case["method"], alpha=case["alpha_learned"], decay=0.5 if fixed else None,
+        )  # fmt: skip
+        with torch.no_grad():
+            (mask.gamma if fixed else mask.beta).copy_(data["gamma" if fixed else "beta"])
+            if mask.alpha is not None:
+                mask.alpha.copy_(data["alpha"])
+        grid = (case["height"], case["width"])
+        torch.testing.assert_close(mask.mask(grid, prefix), data["M"], rtol=1e-9, atol=1e-12)
+        tables = mask.tables(grid, prefix)
+        q, k, v = (data[name].double() for name in "qkv")
+        out = violin.ops.attention(q, k, v, tables.gain, tables.bias, tables.gate, case["qk_scale"])
+        if tables.after is not None:
+            out = out + tables.after @ v
+        torch.testing.assert_close(out, data["O"], rtol=1e-8, atol=1e-10)
+        if fixed and mask.alpha is None:
+            continue
+        out.backward(data["dO"].double())
+        if not fixed:
+            torch.testing.assert_close(mask.beta.grad, data["dbeta"], rtol=1e-6, atol=1e-18)
+        if mask.alpha is not None:
+            torch.testing.assert_close(mask.alpha.grad, data["dalpha"], rtol=1e-7, atol=1e-10)
+
+
+@pytest.mark.parametrize("parameterisation", ["sigmoid", "rate"])
+@pytest.mark.parametrize("options", [{}, {"curve_weights": True, "prefix_decay": "learned"},
+                                     {"curves": "manhattan", "decay_per_axis": True}])  # fmt: skip
+def test_gradients(parameterisation, options):
+    mask = violin.ViolinMask(
+        2, init="spread", grid=(2, 3), parameterisation=parameterisation, dtype=torch.float64, **options
+    )
+    names = [name for name, _ in mask.named_parameters()]
+    with torch.no_grad():
+        for parameter in mask.parameters():
+            parameter.add_(torch.rand_like(parameter) * 0.3 + 0.1)
+
+    def table(*values):
+        return torch.func.functional_call(mask, dict(zip(names, values)), ((2, 3), 1)).gain
+
+    assert torch.autograd.gradcheck(table, [p.detach().clone().requires_grad_() for p in mask.parameters()])
+
+
+def test_initial_values():
+    heads, grid = 4, (14, 14)
+    pretrain = violin.ViolinMask(heads, init="pretrain", grid=grid, seed=3)
+    assert pretrain.beta.shape == (8, heads) and pretrain.beta.min() >= 5 and pretrain.beta.max() <= 9
+    finetune = violin.ViolinMask(heads, init="finetune", grid=grid)
+    assert finetune.beta.min() >= 15 and (finetune.alpha - 1).abs().max() < 0.2
+    spread = violin.ViolinMask(heads, init="spread", grid=grid)
+    lengths = -1 / spread.log_decay()[0]
+    torch.testing.assert_close(lengths[0].item(), 4.0, rtol=1e-4, atol=0)
+    torch.testing.assert_close(lengths[-1].item(), 196.0, rtol=1e-3, atol=0)
+    for init in ("pretrain", "finetune", "none", "spread"):
+        beta = violin.ViolinMask(heads, init=init, grid=grid, seed=5)
+        rate = violin.ViolinMask(heads, init=init, grid=grid, seed=5, parameterisation="rate")
+        if init == "spread":
+            torch.testing.assert_close(rate.log_decay(), beta.log_decay(), rtol=1e-4, atol=1e-9)
+        assert rate.rate.min() >= 0
+    assert torch.equal(violin.ViolinMask(heads, seed=3, grid=grid).alpha, pretrain.alpha)
+    assert not torch.equal(violin.ViolinMask(heads, seed=4, grid=grid).alpha, pretrain.alpha)
+
+
+@pytest.mark.parametrize("strategy", violin.ops.STRATEGIES)
+def test_identity_changes_nothing_and_learns(strategy):
+    mask = violin.ViolinMask(2, init="identity", strategy=strategy, grid=(3, 4))
+    q, k, v = torch.randn(3, 2, 2, 13, 8)
+    tables = mask.tables((3, 4), prefix=1)
+    out = violin.ops.attention(q, k, v, *tables[:3])
+    out = out if tables.after is None else out + tables.after @ v
+    torch.testing.assert_close(out, violin.ops.attention(q, k, v), rtol=0, atol=1e-7)
+    out.square().sum().backward()
+    # Either the decay or what multiplies it can move at the first step.
+    assert max(p.grad.abs().max().item() for p in mask.parameters()) > 0
+    if strategy in ("mul_v1", "mul_after_sm", "log"):
+        assert mask.rate.grad.abs().max() > 0
+
+
+def test_rate_below_zero_is_no_decay_and_comes_back():
+    mask = violin.ViolinMask(1, "snake", init="identity", grid=(1, 4))
+    with torch.no_grad():
+        mask.rate.fill_(-2)
+    table = mask.mask((1, 4))
+    assert torch.equal(table, torch.ones_like(table))
+    table.sum().backward()
+    assert mask.rate.grad.item() < 0  # more rate, less mask
+
+
+def test_unit_of_rate_is_the_longest_distance_on_the_own_grid():
+    mask = violin.ViolinMask(1, "snake,manhattan", init="identity", grid=(3, 4))
+    with torch.no_grad():
+        mask.rate.fill_(1)
+    torch.testing.assert_close(mask.log_decay().flatten(), torch.tensor([-1 / 11, -1 / 3]))
+    mask.set_log_decay(torch.tensor([[-0.5], [-0.25]]))
+    torch.testing.assert_close(mask.log_decay().flatten(), torch.tensor([-0.5, -0.25]))
+    torch.testing.assert_close(mask.rate_for((6, 8)).flatten(), torch.tensor([0.5 * 47, 0.25 * 7]))
+
+
+def test_heads_without_a_mask_keep_their_attention():
+    mask = violin.ViolinMask(4, init="spread", masked_heads=[2, 0], grid=(2, 2))
+    gain = mask.tables((2, 2)).gain
+    assert mask.alpha.shape == (2,) and gain.shape == (4, 4, 4)
+    assert torch.equal(gain[1], torch.ones(4, 4)) and torch.equal(gain[3], torch.ones(4, 4))
+    assert gain[0].min() < 1 and gain[2].min() < 1
+
+
+def test_no_curves_is_alpha_alone():
+    mask = violin.ViolinMask(2, curves="", init="finetune")
+    gain = mask.tables((2, 2), prefix=1).gain
+    assert [name for name, _ in mask.named_parameters()] == ["alpha"]
+    torch.testing.assert_close(gain, mask.alpha[:, None, None].expand(2, 5, 5))
+
+
+def test_tables_are_kept_in_evaluation_until_something_changes():
+    mask = violin.ViolinMask(2, init="spread", grid=(3, 3)).eval()
+    with torch.no_grad():
+        first = mask.tables((3, 3), 1).gain
+        assert mask.tables((3, 3), 1).gain is first and mask.kept_tables == 1
+        assert mask.tables((2, 5), 1).gain is not first and mask.kept_tables == 2
+        mask.alpha.mul_(2)
+        assert mask.tables((3, 3), 1).gain[0, 0, 0] == 2
+    assert mask.tables((3, 3), 1).gain.requires_grad  # with gradients nothing is kept
+    for change in (
+        lambda: mask.eval(),
+        lambda: mask.train().eval(),
+        lambda: mask.to(torch.float64),
+        lambda: mask.load_state_dict(mask.state_dict()),
+    ):
+        with torch.no_grad():
+            mask.tables((3, 3), 1)
+        assert mask.kept_tables > 0
+        change()
+        assert mask.kept_tables == 0
+    with torch.inference_mode():
+        kept = mask.tables((3, 3), 1).gain
+    assert not kept.is_inference()
+
+
+def test_optimisers_that_hide_their_step_do_not_leave_stale_tables():
+    mask = violin.ViolinMask(2, init="spread", grid=(3, 3))
+    optimiser = torch.optim.AdamW(mask.parameters(), lr=0.1, fused=True)
+    mask.eval()
+    with torch.no_grad():
+        before = mask.tables((3, 3)).gain.clone()
+    mask.train()
+    mask.tables((3, 3)).gain.sum().backward()
+    optimiser.step()
+    mask.eval()
+    with torch.no_grad():
+        assert not torch.equal(mask.tables((3, 3)).gain, before)
+
+
+def test_table_limit_bounds_what_is_kept():
+    mask = violin.ViolinMask(2, init="spread", grid=(3, 3)).eval()
+    mask.table_limit = 2 * 9 * 9 * 4
+    with torch.no_grad():
+        mask.tables((3, 3))
+        assert mask.kept_tables == 1
+        mask.tables((4, 4))
+        assert mask.kept_tables == 0
+
+
+def test_frozen_tables_are_constants_until_thawed():
+    mask = violin.ViolinMask(2, init="spread", grid=(3, 3))
+    mask.alpha.requires_grad_(False)
+    mask.freeze((3, 3), 1)
+    frozen = mask.tables((3, 3), 1).gain
+    assert not frozen.requires_grad and not any(p.requires_grad for p in mask.parameters())
+    mask.train()
+    assert mask.tables((3, 3), 1).gain is frozen
+    mask.load_state_dict({name: value + 1 for name, value in mask.state_dict().items()})
+    assert not torch.equal(mask.tables((3, 3), 1).gain, frozen)
+    mask.to(torch.float64)
+    assert mask.tables((3, 3), 1).gain.dtype == torch.float64
+    mask.thaw()
+    assert not mask.frozen and mask.beta.requires_grad and not mask.alpha.requires_grad
+
+
+def test_16_bit_parameters_still_make_full_tables():
+    mask = violin.ViolinMask(2, init="identity", grid=(32, 32)).half()
+    assert mask._units.max() == 1023 and mask.tables((4, 4)).gain.dtype == torch.float32
+
+
+def test_copies_and_pickles_stand_alone():
+    mask = violin.ViolinMask(2, init="spread", grid=(3, 3)).eval()
+    with torch.no_grad():
+        mask.tables((3, 3))
+    for other in (copy.deepcopy(mask), pickle.loads(pickle.dumps(mask))):
+        assert other.kept_tables == 0
+        with torch.no_grad():
+            other.alpha.mul_(3)
+            torch.testing.assert_close(other.tables((3, 3)).gain, 3 * mask.tables((3, 3)).gain)
+
+
+def test_mistakes_name_the_option():
+    for options, message in [
+        ({"strategy": "mul"}, "unknown masking strategy 'mul'"),
+        ({"init": "zero"}, "init is 'zero'"),
+        ({"decay": 1.5}, "decay is 1.5"),
+        ({"curves": "snake,hilbrt"}, "hilbrt"),
+        ({"curves": "", "alpha": False}, "curves are empty"),
+        ({"init": "identity", "parameterisation": "sigmoid"}, "parameterisation is 'sigmoid'"),
+        ({"init": "identity", "decay": 0.9}, "decay is 0.9"),
+        ({"init": "identity", "strategy": "add_v1", "alpha": False}, "alpha is False"),
+        ({"masked_heads": [0, 5]}, r"heads are \[0, 5\]; expected numbers from 0 to 1"),
+        ({"masked_heads": [0, 0]}, "each number once"),
+        ({"prefix_decay": "two"}, "prefix_decay is 'two'"),
+    ]:
+        with pytest.raises(violin.Error, match=message):
+            violin.ViolinMask(2, **options)
+
+
+def test_json_of_a_mask_comes_back():
+    for config in (
+        violin.MaskConfig(),
+        violin.MaskConfig(curves=("hilbert", "snake_T"), init="identity", decay=None, blocks=(1, 0), heads=(2,)),
+        violin.MaskConfig(decay=0.996, alpha=False, prefix_decay="learned", strategy="log"),
+    ):
+        block = json.loads(json.dumps(config.to_json()))
+        again = violin.MaskConfig.from_json(block)
+        assert again.to_json() == block and again.names == config.names and again.uses_rate == config.uses_rate
+    with pytest.raises(violin.Error, match="violin.curve is not a field"):
+        violin.MaskConfig.from_json({"curve": "violin"})
+
+
+def test_fixed_decay_is_a_buffer():
+    mask = violin.ViolinMask(2, decay=0.996, alpha=False, grid=(2, 2))
+    assert list(mask.state_dict()) == ["gamma"] and not list(mask.parameters())
+    assert math.isclose(mask.mask((1, 2))[0, 0, 1].item(), 0.996, rel_tol=1e-6)

@@ -1,0 +1,327 @@
+"""plug and unplug: identity, weights in place, grids, errors that name the module, attention maps."""
+
+import copy
+import json
+import pickle
+
+import pytest
+import torch
+import violin
+from models import FAMILIES, build, image_sizes
+from torch import nn
+from torch.nn import functional as F
+from violin._safetensors import load_file
+
+
+def images(size, batch=2):
+    return torch.randn(batch, 3, *size)
+
+
+def run(model, x):
+    with torch.no_grad():
+        return model(x)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_identity_leaves_outputs_and_weights(name):
+    model = build(name).eval()
+    inputs = [images(size) for size in image_sizes(name)]
+    before = [run(model, x) for x in inputs]
+    parameters = dict(model.named_parameters())
+    violin.plug(model)
+    for x, expected in zip(inputs, before):
+        assert (run(model, x) - expected).abs().max() <= 1e-5 * expected.abs().max()
+    after = dict(model.named_parameters())
+    assert all(after[key] is value for key, value in parameters.items())
+    added = set(after) - set(parameters)
+    assert {key.rsplit(".", 1)[-1] for key in added} == {"rate", "alpha"} and len(added) == 4
+    assert set(violin.mask_parameters(model)) == {after[key] for key in added}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_unplug_gives_the_same_model_back(name):
+    model = build(name).eval()
+    modules, x = dict(model.named_modules()), images(image_sizes(name)[0])
+    expected, keys = run(model, x), list(model.state_dict())
+    violin.plug(model, init="pretrain")
+    assert not torch.allclose(run(model, x), expected)
+    violin.unplug(model)
+    again = dict(model.named_modules())
+    assert list(again) == list(modules) and all(again[key] is value for key, value in modules.items())
+    assert torch.equal(run(model, x), expected) and list(model.state_dict()) == keys
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    violin.plug(model)  # and it can be plugged again
+
+
+@pytest.mark.parametrize("name", ["vit", "torchvision", "dino"])
+def test_unplug_keeps_weights_that_were_trained_moved_or_replaced(name):
+    model = violin.plug(build(name))
+    model.double().eval()
+    state = {key: torch.randn_like(value) for key, value in model.state_dict().items()}
+    model.load_state_dict(state, assign=True)
+    violin.unplug(model)
+    assert not model.training and not any(module.training for module in model.modules())
+    for key, value in model.state_dict().items():
+        assert value.dtype == torch.float64 and torch.equal(value, state[key])
+    run(model, images((32, 32)).double())
+
+
+def plain(model, mask_of, x, grid, strategy):
+    """Attention of a timm model by the formula, layer by layer, with masks of our own."""
+    tokens = model._pos_embed(model.patch_embed(x))
+    for block, mask in zip(model.blocks, mask_of):
+        y = block.norm1(tokens)
+        b, n, c = y.shape
+        q, k, v = block.attn.qkv(y).reshape(b, n, 3, 3, c // 3).permute(2, 0, 3, 1, 4)
+        m = torch.ones(3, n, n)
+        p = n - grid[0] * grid[1]
+        ranks = violin.curves.ranks("violin", grid).squeeze(1).float()
+        distance = (ranks[:, :, None] - ranks[:, None]).abs()
+        gamma = torch.sigmoid(mask.beta)
+        m[:, p:, p:] = (gamma[:, :, None, None] ** distance[:, None]).mean(0)
+        m = m * mask.alpha[:, None, None]
+        logits = q @ k.transpose(-2, -1) * (c // 3) ** -0.5
+        if strategy == "mul_v1":
+            weights = (logits * m).softmax(-1)
+        elif strategy == "add_v1":
+            weights = (logits + m).softmax(-1)
+        elif strategy == "mul_v2":
+            weights = (logits * (1 + m)).softmax(-1)
+        elif strategy == "mul_after_sm":
+            weights = logits.softmax(-1) * m
+        else:
+            weights = logits.softmax(-1) + m
+        y = (weights @ v).transpose(1, 2).reshape(b, n, c)
+        tokens = tokens + block.attn.proj(y)
+        tokens = tokens + block.mlp(block.norm2(tokens))
+    return model.head(model.norm(tokens)[:, 0])
+
+
+@pytest.mark.parametrize("strategy", ["mul_v1", "mul_v2", "add_v1", "mul_after_sm", "add_after_sm"])
+def test_plugged_model_computes_the_formula_on_any_grid(strategy):
+    model = violin.plug(build("dynamic"), init="none", strategy=strategy).eval()
+    masks = [mask for _, mask in violin.masks(model)]
+    for size in ((32, 32), (48, 24), (24, 48)):  # equally many patches in two shapes
+        x = images(size)
+        with torch.no_grad():
+            expected = plain(model, masks, x, (size[0] // 8, size[1] // 8), strategy)
+        torch.testing.assert_close(run(model, x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_a_plugged_model_agree_with_the_formula():
+    model = violin.plug(build("dynamic"), init="none").double().train()
+    masks, x = [mask for _, mask in violin.masks(model)], images((32, 24)).double()
+    model(x).square().sum().backward()
+    ours = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    plain(model, masks, x, (4, 3), "mul_v1").square().sum().backward()
+    for a, p in zip(ours, model.parameters()):
+        torch.testing.assert_close(a, p.grad, rtol=1e-4, atol=1e-6 * p.grad.abs().max().item())  # the formula's mask is float32
+
+
+def test_only_chosen_blocks_and_heads():
+    model = violin.plug(build("vit"), init="spread", blocks=[1], heads=[0, 2])
+    (name, mask), = violin.masks(model)
+    assert name == "blocks.1.attn.violin" and mask.masked_heads == (0, 2)
+    assert type(model.blocks[0].attn).__module__.startswith("timm")
+    violin.unplug(model)
+    for options, message in [({"blocks": [2]}, "from 0 to 1"), ({"heads": [3]}, "from 0 to 2")]:
+        with pytest.raises(violin.Error, match=message):
+            violin.plug(model, **options)
+    assert not violin.is_plugged(model)
+
+
+def test_first_step_moves_the_mask_and_only_training_builds_gradients():
+    model = violin.plug(build("average"))
+    groups = violin.param_groups(model, lr=1e-3, mask_lr_factor=10)
+    assert groups[2]["weight_decay"] == 0 and groups[2]["lr"] == pytest.approx(1e-2)
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+    optimiser = torch.optim.AdamW(groups)
+    F.cross_entropy(model(images((32, 32))), torch.tensor([0, 1])).backward()
+    optimiser.step()
+    for _, mask in violin.masks(model):
+        assert mask.rate.detach().abs().max() > 0
+
+
+def test_copies_know_their_own_grids():
+    model = violin.plug(build("dynamic"), init="spread").eval()
+    other = copy.deepcopy(model)
+    a, b = images((48, 24)), images((24, 48))
+    expected = run(model, a)
+    run(other, b)
+    assert other._violin.grids.grid == (3, 6) and model._violin.grids.grid == (6, 3)
+    assert torch.equal(run(model, a), expected) and torch.equal(run(other, a), expected)
+    violin.unplug(other)
+    assert violin.is_plugged(model) and not violin.is_plugged(other)
+    assert torch.equal(run(pickle.loads(pickle.dumps(model)), a), expected)
+
+
+def test_a_transformer_inside_a_model_is_found():
+    class Detector(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.backbone, self.head = build("torchvision"), nn.Linear(5, 2)
+
+        def forward(self, x):
+            return self.head(self.backbone(x))
+
+    model = Detector().eval()
+    x = images((32, 32))
+    expected = run(model, x)
+    violin.plug(model)
+    assert [name for name, _ in violin.masks(model)][0] == "backbone.encoder.layers.encoder_layer_0.self_attention.violin"
+    torch.testing.assert_close(run(model, x), expected)
+
+
+def test_chunks_of_blocks_are_flattened():
+    model = build("dino")
+    model.blocks = nn.ModuleList([nn.ModuleList([model.blocks[0]]), nn.ModuleList([nn.Identity(), model.blocks[1]])])
+    violin.plug(model)
+    assert [name for name, _ in violin.masks(model)] == ["blocks.0.0.attn.violin", "blocks.1.1.attn.violin"]
+
+
+def test_dino_map_includes_the_mask_and_is_made_only_on_request():
+    model = build("dino").eval()
+    x = images((24, 32))
+    with torch.no_grad():
+        expected = model.get_last_selfattention(x)
+        violin.plug(model)
+        torch.testing.assert_close(model.get_last_selfattention(x), expected, rtol=1e-5, atol=1e-6)
+        assert model.blocks[0].attn(torch.zeros(1, 17, 24))[1] is None
+
+
+def test_errors_name_what_cannot_be_plugged(timm):
+    from timm.models.swin_transformer import SwinTransformer
+    from timm.models.vision_transformer import ParallelScalingBlock, VisionTransformer
+
+    swin = SwinTransformer(img_size=32, patch_size=4, embed_dim=24, depths=(1,), num_heads=(1,), window_size=4)
+    with pytest.raises(violin.Error, match=r"layers\.0\.blocks\.0\.attn \(WindowAttention\)"):
+        violin.plug(swin)
+    options = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
+    with pytest.raises(violin.Error, match=r"blocks\.0 \(ParallelScalingBlock\)"):
+        violin.plug(VisionTransformer(**options, block_fn=ParallelScalingBlock))
+    with pytest.raises(violin.Error, match=r"patch_drop \(PatchDropout\)"):
+        violin.plug(VisionTransformer(**options, patch_drop_rate=0.5))
+    with pytest.raises(violin.Error, match=r"blocks\.0\.attn \(DiffAttention\)"):
+        violin.plug(VisionTransformer(**options, attn_layer="diff"))
+    with pytest.raises(violin.Error, match="Linear is no vision transformer"):
+        violin.plug(nn.Linear(2, 2))
+
+    class Odd(type(VisionTransformer(**options).blocks[0].attn)):
+        def forward(self, x, attn_mask=None, is_causal=False):
+            return super().forward(x, attn_mask, is_causal) + x
+
+    class Turned(type(VisionTransformer(**options).blocks[0].attn)):
+        def forward(self, x, rope=None):
+            return super().forward(x)
+
+    odd = VisionTransformer(**options)
+    odd.blocks[1].attn = Odd(24, 3)
+    with pytest.raises(violin.Error, match=r"blocks\.1\.attn \(Odd\) cannot be plugged: it computes something else"):
+        violin.plug(odd)
+    assert not violin.is_plugged(odd) and not odd.patch_embed.proj._forward_hooks
+    odd.blocks[1].attn = Turned(24, 3)
+    with pytest.raises(violin.Error, match=r"blocks\.1\.attn \(Turned\).*rotates"):
+        violin.plug(odd)
+
+
+def test_mistakes_in_the_order_of_calls():
+    model = violin.plug(build("torchvision"))
+    with pytest.raises(violin.Error, match="has a mask already"):
+        violin.plug(model)
+    with pytest.raises(violin.Error, match="inside of OptimizedModule"):
+        violin.plug(torch.compile(build("torchvision")))
+    with pytest.raises(violin.Error, match="blocks.*18 tokens|18 tokens"):
+        model.encoder.layers[0](torch.zeros(1, 18, 24))
+
+
+def test_attention_dropout_is_applied_and_scales():
+    model = build("torchvision")
+    for layer in model.encoder.layers:
+        layer.self_attention.dropout = 0.5
+    violin.plug(model)
+    x = images((32, 32))
+    assert not torch.equal(model.train()(x), model(x))
+    assert torch.equal(model.eval()(x), model(x))
+
+
+def test_attention_masks_of_timm_are_kept(timm):
+    model = build("vit").eval()
+    x = images((32, 32))
+    keep = torch.rand(2, 1, 17, 17) > 0.3
+    keep[..., 0] = True
+    with torch.no_grad():
+        expected = [model(x, attn_mask=keep), model(x, attn_mask=keep[0, 0]), model(x, is_causal=True)]
+        violin.plug(model)
+        actual = [model(x, attn_mask=keep), model(x, attn_mask=keep[0, 0]), model(x, is_causal=True)]
+    for a, b in zip(actual, expected):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_drop_in_for_timm_attention(timm):
+    from timm.models.vision_transformer import VisionTransformer
+
+    class MaskedAttention(violin.Attention):
+        def __init__(self, *args, depth=0, **options):
+            super().__init__(*args, **options, mask={"init": "identity"}, grid=(4, 4))
+
+    options = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
+    model, vanilla = VisionTransformer(**options, attn_layer=MaskedAttention).eval(), VisionTransformer(**options).eval()
+    vanilla.load_state_dict({k: v for k, v in model.state_dict().items() if ".violin." not in k})
+    x = images((32, 32))
+    torch.testing.assert_close(run(model, x), run(vanilla, x), rtol=1e-5, atol=1e-6)
+    with pytest.raises(violin.Error, match="divisor of dim"):
+        violin.Attention(10, 3)
+
+
+@pytest.mark.parametrize("name", ["vit", "registers", "torchvision", "dino"])
+@pytest.mark.parametrize("plugged", [True, False])
+def test_attention_maps(name, plugged):
+    model = build(name).eval()
+    if plugged:
+        violin.plug(model, init="spread", strategy="mul_after_sm" if name == "vit" else "mul_v1")
+    modules = dict(model.named_modules())
+    x = images((32, 32))
+    expected = run(model, x)
+    maps = violin.attention_maps(model, x, [(1, 2), "class", 3], blocks=[1])
+    side, prefix = (8, 1) if name == "dino" else (4, 5 if name == "registers" else 1)
+    heads = 2 if name == "dino" else 3
+    assert list(maps) == [1] and maps[1].shape == (2, heads, 3, prefix + side * side)
+    if not (plugged and name == "vit"):
+        torch.testing.assert_close(maps[1].sum(-1), torch.ones(2, heads, 3))
+    one = violin.attention_maps(model, x, (1, 2), heads=[1])
+    assert sorted(one) == [0, 1]
+    torch.testing.assert_close(one[1][:, 0, 0], maps[1][:, 1, 0])
+    if name == "dino" and not plugged:
+        with torch.no_grad():
+            torch.testing.assert_close(maps[1][:, :, 1], model.get_last_selfattention(x)[:, :, 0])
+    again = dict(model.named_modules())
+    assert all(again[key] is value for key, value in modules.items()) and torch.equal(run(model, x), expected)
+    for bad, message in [((9, 0), "outside of the grid"), (500, "the query is 500"), ("cls", "'cls'")]:
+        with pytest.raises(violin.Error, match=message):
+            violin.attention_maps(model, x, bad)
+    with pytest.raises(violin.Error, match="blocks are"):
+        violin.attention_maps(model, x, 0, blocks=[7])
+
+
+@pytest.mark.parametrize("name", ["deit", "gap_fc_norm", "deit3", "no_qkv_bias", "reg4", "distilled"])
+def test_plugged_timm_models_give_the_golden_logits(name, golden, timm):
+    from timm.models.deit import VisionTransformerDistilled
+    from timm.models.vision_transformer import VisionTransformer
+
+    index = json.loads((golden / "models" / "index.json").read_text())["models"]
+    entry = next(entry for entry in index if entry["name"] == name)
+    kind = VisionTransformerDistilled if entry["kind"] == "vit_distilled" else VisionTransformer
+    model = violin.plug(kind(**entry["config"])).eval()
+    violin.load_state(model, golden / "models" / entry["weights"], strict=False)
+    data, _ = load_file(golden / "models" / entry["golden"])
+    torch.testing.assert_close(run(model, data["image"]), data["logits"], rtol=1e-4, atol=1e-5)
+
+
+def test_plugging_does_not_disturb_random_numbers():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    model = build("vit")
+    torch.manual_seed(5)
+    violin.plug(model)
+    assert torch.equal(torch.rand(3), expected)
