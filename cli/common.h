@@ -93,7 +93,10 @@ void write_pictures(const viz::Scene& scene, const PictureOptions& options);
 
 // The verbs, one file each.
 void add_bench(CLI::App& app);
+void add_convert(CLI::App& app);
 void add_curves(CLI::App& app);
+void add_features(CLI::App& app);
+void add_inspect(CLI::App& app);
 void add_mask(CLI::App& app);
 
 }  // namespace violin::cli

@@ -70,6 +70,9 @@ int run_command(int argc, char** argv) {
   app.require_subcommand(0, 1);
   add_curves(app);
   add_mask(app);
+  add_inspect(app);
+  add_convert(app);
+  add_features(app);
   add_bench(app);
   app.footer(R"(Examples:
   violin curves --grid 8x8 --set normal               four curves, drawn in the terminal
