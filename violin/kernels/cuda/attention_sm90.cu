@@ -8,12 +8,11 @@ namespace violin::kernels::cuda {
 namespace sm90 {
 namespace {
 
-// One block per 64 x 64 tile of the gain table: finds the tile's range, then writes the record by rows and, for the
-// backward pass, by columns. Past the edges stands the largest gain.
+// One block per 64 x 64 tile of the gain table: finds the tile's range and writes the record. A thread has four pieces
+// of eight neighbours in a row. Past the edges stands the number that the range is measured from.
 template <class T>
-__global__ void __launch_bounds__(kWarpgroup) records_kernel(const Table gain, std::int64_t slices_per_group, int nq,
-                                                             int nk, unsigned char* rows, unsigned char* columns) {
-  __shared__ float tile[kTile][kTile + 1];
+__global__ void __launch_bounds__(kWarpgroup)
+    records_kernel(const Table gain, std::int64_t slices_per_group, int nq, int nk, unsigned char* records) {
   __shared__ float extremes[2][4];
   const int query_tiles = (nq + kTile - 1) / kTile;
   const int key_tiles = (nk + kTile - 1) / kTile;
@@ -22,20 +21,31 @@ __global__ void __launch_bounds__(kWarpgroup) records_kernel(const Table gain, s
   const std::int64_t slice = blockIdx.x / key_tiles / query_tiles;
   const float* from = static_cast<const float*>(gain.data) + slice / slices_per_group * gain.group +
                       slice % slices_per_group * gain.head;
+  const int column = threadIdx.x % 8 * 8;
+  const int j = key_tile * kTile + column;
+  float values[4][8];
   float low = INFINITY;
   float high = -INFINITY;
-#pragma unroll 8
-  for (int x = threadIdx.x; x < kTile * kTile; x += kWarpgroup) {
-    const int i = query_tile * kTile + x / kTile;
-    const int j = key_tile * kTile + x % kTile;
-    float value = 0;
-    if (i < nq && j < nk) {
-      value = from[i * gain.row + j];
-      low = fminf(low, value);
-      high = fmaxf(high, value);
+#pragma unroll
+  for (int x = 0; x < 4; ++x) {
+    const int i = query_tile * kTile + threadIdx.x / 8 + 16 * x;
+    const float* at = from + i * gain.row + j;
+    if (i < nq && j + 8 <= nk && reinterpret_cast<std::uintptr_t>(at) % 16 == 0) {
+      *reinterpret_cast<float4*>(values[x]) = __ldcs(reinterpret_cast<const float4*>(at));
+      *reinterpret_cast<float4*>(values[x] + 4) = __ldcs(reinterpret_cast<const float4*>(at) + 1);
+    } else {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) values[x][e] = i < nq && j + e < nk ? at[e] : INFINITY;
     }
-    tile[x / kTile][x % kTile] = value;
   }
+#pragma unroll
+  for (int x = 0; x < 4; ++x)
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const bool inside = query_tile * kTile + threadIdx.x / 8 + 16 * x < nq && j + e < nk;
+      low = inside ? fminf(low, values[x][e]) : low;
+      high = inside ? fmaxf(high, values[x][e]) : high;
+    }
   for (int s = 16; s > 0; s /= 2) {
     low = fminf(low, __shfl_xor_sync(0xffffffffu, low, s));
     high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, s));
@@ -49,43 +59,31 @@ __global__ void __launch_bounds__(kWarpgroup) records_kernel(const Table gain, s
     low = fminf(low, extremes[0][w]);
     high = fmaxf(high, extremes[1][w]);
   }
+  // gain = base + slope * v with v = (origin - gain) * inverse + first.
   constexpr bool kFine = std::is_same_v<T, __half>;
+  const float origin = kFine || high >= -low ? high : low;
+  const float range = kFine ? (high - low) / 1.499f : origin;
+  const float inverse = range != 0 ? 1 / range : 0.0f;
   constexpr float kFirst = kFine ? 0.5f : 0.0f;
-  constexpr float kSpan = kFine ? 1.499f : 1.0f;
-  const float step = (high - low) / kSpan;
-  const float inverse = high > low ? kSpan / (high - low) : 0.0f;
-  const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
-  const int column = threadIdx.x % 4 * 2;
-  const auto write = [&](unsigned char* record, bool transposed) {
+  unsigned char* record = records + ((slice * key_tiles + key_tile) * query_tiles + query_tile) * kRecordBytes;
 #pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      std::uint32_t parts[4];
+  for (int x = 0; x < 4; ++x) {
+    const int row = threadIdx.x / 8 + 16 * x;
+    std::uint32_t parts[4] = {};
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        parts[e] = 0;
-#pragma unroll
-        for (int y = 0; y < 2; ++y) {
-          const int r = row + e % 2 * 8;
-          const int c = 16 * q + e / 2 * 8 + column + y;
-          const int i = transposed ? c : r;
-          const int j = transposed ? r : c;
-          const bool inside = query_tile * kTile + i < nq && key_tile * kTile + j < nk;
-          const float v = fmaf(inside ? high - tile[i][j] : 0.0f, inverse, kFirst);
-          const std::uint32_t bits =
-              kFine ? (__float_as_uint(v) + 0x80u - 0x3f000000u) >> 8 : __half_as_ushort(__float2half_rn(v));
-          parts[e] |= bits << 16 * y;
-        }
-      }
-      *reinterpret_cast<uint4*>(record + (q * kWarpgroup + threadIdx.x) * 16) =
-          make_uint4(parts[0], parts[1], parts[2], parts[3]);
+    for (int e = 0; e < 8; ++e) {
+      const bool inside = query_tile * kTile + row < nq && j + e < nk;
+      const float v = fmaf(inside ? origin - values[x][e] : 0.0f, inverse, kFirst);
+      const std::uint32_t bits =
+          kFine ? (__float_as_uint(v) + 0x80u - 0x3f000000u) >> 8 : __half_as_ushort(__float2half_rn(v));
+      parts[e / 2] |= bits << 16 * (e % 2);
     }
-    if (threadIdx.x == 0) {
-      *reinterpret_cast<float2*>(record + kTileBytes) = make_float2(fmaf(kFirst, step, high), -step);
-    }
-  };
-  write(rows + ((slice * key_tiles + key_tile) * query_tiles + query_tile) * kRecordBytes, false);
-  if (columns != nullptr)
-    write(columns + ((slice * query_tiles + query_tile) * key_tiles + key_tile) * kRecordBytes, true);
+    *reinterpret_cast<uint4*>(record + row * 128 + (column / 8 ^ row % 8) * 16) =
+        make_uint4(parts[0], parts[1], parts[2], parts[3]);
+  }
+  if (threadIdx.x == 0) {
+    *reinterpret_cast<float2*>(record + kTileBytes) = make_float2(fmaf(kFirst, range, origin), -range);
+  }
 }
 
 // Eight threads per query: D = sum(dO o O), and the log-sum-exp in base 2.
@@ -114,10 +112,10 @@ __global__ void __launch_bounds__(256)
   }
   for (int s = 4; s > 0; s /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, s);
   if (threadIdx.x % 8 == 0) {
-    float* to = statistics + (bh * query_tiles + i / kTile) * kStatisticsFloats + i % kTile;
+    float* to = statistics + (bh * query_tiles + i / kTile) * kStatisticsFloats + statistics_at(i % kTile);
     const float lse = i < nq ? static_cast<const float*>(p.lse)[bh * nq + i] * kLog2e : INFINITY;
     to[0] = lse == -INFINITY ? INFINITY : lse;
-    to[kTile] = sum;
+    to[2] = sum;
   }
 }
 
@@ -184,15 +182,15 @@ std::size_t record_bytes(const Table& gain, const AttentionShape& s) {
                   kRecordBytes);
 }
 
-cudaError_t make_records(const Table& gain, const AttentionShape& s, DType dtype, unsigned char* rows,
-                         unsigned char* columns, Records& records, cudaStream_t stream) {
+cudaError_t make_records(const Table& gain, const AttentionShape& s, DType dtype, unsigned char* data, Records& records,
+                         cudaStream_t stream) {
   if (gain.data == nullptr) return cudaSuccess;
   const std::int64_t heads = record_heads(gain, s);
-  records = {rows, columns, static_cast<int>(heads)};
+  records = {data, static_cast<int>(heads)};
   const std::int64_t blocks = s.groups * heads * ceil_div(s.queries, kTile) * ceil_div(s.keys, kTile);
   const auto kernel = dtype == DType::kFloat16 ? records_kernel<__half> : records_kernel<__nv_bfloat16>;
   kernel<<<static_cast<unsigned>(blocks), kWarpgroup, 0, stream>>>(gain, heads, static_cast<int>(s.queries),
-                                                                   static_cast<int>(s.keys), rows, columns);
+                                                                   static_cast<int>(s.keys), data);
   return cudaGetLastError();
 }
 
@@ -206,15 +204,15 @@ Schedule make_schedule(const AttentionShape& s) {
 }
 
 struct Layout {
-  std::size_t statistics, rows, columns, strips, bytes;
+  std::size_t records, strips, bytes;
 };
 
 Layout layout(const AttentionBackward& p) {
   const AttentionShape& s = p.shape;
   Layout l{};
-  l.rows = align256(static_cast<std::size_t>(s.batch * s.heads * ceil_div(s.queries, kTile)) * kStatisticsFloats * 4);
-  l.columns = l.rows + record_bytes(p.gain, s);
-  l.strips = l.columns + record_bytes(p.gain, s);
+  l.records =
+      align256(static_cast<std::size_t>(s.batch * s.heads * ceil_div(s.queries, kTile)) * kStatisticsFloats * 4);
+  l.strips = l.records + record_bytes(p.gain, s);
   l.bytes = l.strips;
   if (p.gain.data && p.dgain) {
     l.bytes += static_cast<std::size_t>(make_schedule(s).clusters) * kTilesPerUnit * kTile * ((s.keys + 1) / 2 * 2) * 4;
@@ -259,7 +257,7 @@ cudaError_t launch_sm90(const AttentionForward& p, void* scratch, cudaStream_t s
   if (e == cudaSuccess) e = sm90::make_map(maps.k, p.k, s, s.keys, p.dtype);
   if (e == cudaSuccess) e = sm90::make_map(maps.v, p.v, s, s.keys, p.dtype);
   if (e == cudaSuccess) {
-    e = sm90::make_records(p.gain, s, p.dtype, static_cast<unsigned char*>(scratch), nullptr, records, stream);
+    e = sm90::make_records(p.gain, s, p.dtype, static_cast<unsigned char*>(scratch), records, stream);
   }
   return e == cudaSuccess ? sm90::start_forward(p, maps, records, stream) : e;
 }
@@ -275,7 +273,7 @@ cudaError_t launch_sm90(const AttentionBackward& p, void* scratch, cudaStream_t 
   if (e == cudaSuccess) e = sm90::make_map(maps.k, p.k, s, s.keys, p.dtype);
   if (e == cudaSuccess) e = sm90::make_map(maps.v, p.v, s, s.keys, p.dtype);
   if (e == cudaSuccess) e = sm90::make_map(maps.dout, p.dout, s, s.queries, p.dtype);
-  if (e == cudaSuccess) e = sm90::make_records(p.gain, s, p.dtype, base + l.rows, base + l.columns, records, stream);
+  if (e == cudaSuccess) e = sm90::make_records(p.gain, s, p.dtype, base + l.records, records, stream);
   if (e != cudaSuccess) return e;
   const std::int64_t rows = s.batch * s.heads * ceil_div(s.queries, sm90::kTile) * sm90::kTile;
   const unsigned blocks = static_cast<unsigned>(ceil_div(rows, 32));

@@ -1,13 +1,14 @@
 // What the Hopper attention kernels share.
 //
 // Head dimensions up to 64 (padded by the bulk copies), tiles of 64 x 64 logits per warpgroup, float16 and bfloat16, a
-// gain table or none. The table is brought once per call into records: a record holds one 64 x 64 tile in the order in
-// which the threads of a warpgroup hold their accumulators, so that a thread reads eight values with one 16-byte load.
-// gain = base + slope * v, with base and slope of the tile in float32 at the end of the record and v a number of 16
-// bits:
-//   beside bfloat16, v in [0, 1] is a float16 (cheapest to widen); gains are within 2.5e-4 of the tile's range and,
-//   close to the tile's largest gain, far more exact; beside float16, v in [0.5, 2) is the middle of a float, 16 bits
-//   that go behind 0x3f and in front of 0x00; gains are within 1e-5 of the tile's range.
+// gain table or none. The table is brought once per call into records: a record holds one 64 x 64 tile of 16-bit
+// numbers as rows of 128 bytes, one per query, with the 16-byte pieces of row r swapped by exclusive or with r % 8.
+// ldmatrix hands them out in the order of a warpgroup's accumulators, by queries or, transposed, by keys. gain = base +
+// slope * v, with base and slope of the tile in float32 at the end of the record and v a number of 16 bits:
+//   beside bfloat16, v = 1 - gain / base in [0, 2] is a float16 (cheapest to widen), base the largest gain of the tile
+//   by size and slope = -base; gains are within 5e-4 of base and, close to base, far more exact; beside float16, v in
+//   [0.5, 2) is the middle of a float, 16 bits that go behind 0x3f and in front of 0x00; gains are within 1e-5 of the
+//   tile's range.
 // Either way the largest gain of a tile keeps all its bits and a constant tile is exact: masks close to 1 are resolved.
 #pragma once
 
@@ -22,30 +23,33 @@ constexpr int kTile = 64;
 constexpr int kTileBytes = kTile * kTile * 2;
 constexpr int kRecordBytes = kTileBytes + 128;
 constexpr int kWarpgroup = 128;
-// Per 64 queries: their log-sum-exp in base 2 (+inf past the end: the weight is then 0), then their D.
+// Per 64 queries: their log-sum-exp in base 2 (+inf past the end: the weight is then 0) and their D, in the order of
+// the columns of a thread's accumulators: queries 8 n + 2 c and 8 n + 2 c + 1 have their four numbers at 16 n + 4 c.
 constexpr int kStatisticsFloats = 2 * kTile;
+__host__ __device__ __forceinline__ int statistics_at(int query) {
+  return query / 8 * 16 + query % 8 / 2 * 4 + query % 2;
+}
 
 constexpr int kImagesPerItem = 4;
 constexpr int kTilesPerUnit = 2;
-constexpr int kShortWalk = 512;  // tokens up to which a persistent grid pays
+constexpr int kShortWalk = 2048;  // tokens up to which a persistent grid pays
 
 // Everything the kernels need beside the tensor maps. Nothing here is owned.
 struct Records {
-  const unsigned char* rows = nullptr;     // [G, h or 1, key tile, query tile]: rows are queries
-  const unsigned char* columns = nullptr;  // [G, h or 1, query tile, key tile]: rows are keys
-  int heads = 0;                           // 1 where the table has no heads
+  const unsigned char* data = nullptr;  // [G, h or 1, key tile, query tile]
+  int heads = 0;                        // 1 where the table has no heads
 
-  __device__ __forceinline__ const unsigned char* row_record(std::int64_t g, int h, int query_tiles, int key_tiles,
-                                                             int query_tile, int key_tile) const {
+  __device__ __forceinline__ const unsigned char* at(std::int64_t g, int h, int query_tiles, int key_tiles,
+                                                     int query_tile, int key_tile) const {
     const std::int64_t slice = g * heads + (heads == 1 ? 0 : h);
-    return rows + ((slice * key_tiles + key_tile) * query_tiles + query_tile) * kRecordBytes;
-  }
-  __device__ __forceinline__ const unsigned char* column_record(std::int64_t g, int h, int query_tiles, int key_tiles,
-                                                                int query_tile, int key_tile) const {
-    const std::int64_t slice = g * heads + (heads == 1 ? 0 : h);
-    return columns + ((slice * query_tiles + query_tile) * key_tiles + key_tile) * kRecordBytes;
+    return data + ((slice * key_tiles + key_tile) * query_tiles + query_tile) * kRecordBytes;
   }
 };
+
+// The number of this thread's warpgroup, in a form of which the compiler knows that a warp agrees about it.
+__device__ __forceinline__ int warpgroup() {
+  return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
+}
 
 template <class T>
 __device__ __forceinline__ std::uint32_t pack(float x, float y) {
@@ -69,48 +73,86 @@ __device__ __forceinline__ void pack_tile(Fragments& to, const float (&x)[32]) {
     for (int e = 0; e < 4; ++e) to[k][e] = pack<T>(x[8 * k + 2 * e], x[8 * k + 2 * e + 1]);
 }
 
-// The eight numbers v of piece 0 <= q < 4 of a thread's record: accumulators 8 q ... 8 q + 7. T: the type of q, k, v.
-template <class T>
-__device__ __forceinline__ void unpack_record(float (&v)[8], const unsigned char* record, int q) {
-  const uint4 raw = *reinterpret_cast<const uint4*>(record + (q * kWarpgroup + threadIdx.x % kWarpgroup) * 16);
-  const std::uint32_t parts[4] = {raw.x, raw.y, raw.z, raw.w};
+// A thread's part of a record: the numbers of accumulators 8 q + 2 e and 8 q + 2 e + 1 in parts[q][e]. While products
+// run, a load from shared memory takes hundreds of clocks, so that a part is fetched long before its use, in two
+// halves.
+struct RecordPart {
+  std::uint32_t parts[4][4];
+  float base, slope;
+  float next_base, next_slope;
+};
+
+// Where a thread's part starts in a record, by queries or transposed. The compiler must not compute it again in every
+// step.
+template <bool kTransposed>
+__device__ __forceinline__ std::uint32_t record_offset() {
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x % kWarpgroup / 32;
+  const int row = kTransposed ? lane / 16 * 8 + lane % 8 : 16 * warp + lane % 16;
+  const int piece = (kTransposed ? 2 * warp + lane / 8 % 2 : lane / 16) ^ (row % 8);
+  std::uint32_t offset = row * 128 + piece * 16;
+  asm volatile("" : "+r"(offset));
+  return offset;
+}
+template <bool kTransposed, int kHalf>
+__device__ __forceinline__ void load_record_half(RecordPart& to, std::uint32_t record, std::uint32_t offset) {
+  if constexpr (kHalf == 0) {
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(to.next_base), "=f"(to.next_slope)
+                 : "r"(record + kTileBytes));
+  }
 #pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    if constexpr (std::is_same_v<T, __half>) {
-      v[2 * e] = __uint_as_float(__byte_perm(parts[e], 0x3f000000u, 0x7104));
-      v[2 * e + 1] = __uint_as_float(__byte_perm(parts[e], 0x3f000000u, 0x7324));
-    } else {
-      const float2 pair = __half22float2(reinterpret_cast<const __half2&>(parts[e]));
-      v[2 * e] = pair.x;
-      v[2 * e + 1] = pair.y;
-    }
+  for (int q = 2 * kHalf; q < 2 * kHalf + 2; ++q) {
+    // Records are aligned to 128 bytes, so that steps of two pieces can be exclusive ors.
+    load_matrices<kTransposed>(to.parts[q], kTransposed ? record + offset + q * 2048 : (record + offset) ^ (q * 32));
   }
 }
-struct RecordScale {
-  float base;
-  float slope;
-};
-__device__ __forceinline__ RecordScale record_scale(const unsigned char* record) {
-  const float2 pair = *reinterpret_cast<const float2*>(record + kTileBytes);
-  return {pair.x, pair.y};
+// The range that the record now in use has, multiplied by `factor`.
+__device__ __forceinline__ void start_record(RecordPart& record, float factor) {
+  record.base = record.next_base * factor;
+  record.slope = record.next_slope * factor;
+}
+// The number v of accumulator 8 q + e. T: the type of q, k, v.
+template <class T>
+__device__ __forceinline__ float unpack(const RecordPart& record, int q, int e) {
+  const std::uint32_t pair = record.parts[q][e / 2];
+  if constexpr (std::is_same_v<T, __half>) {
+    return __uint_as_float(__byte_perm(pair, 0x3f000000u, e % 2 ? 0x7324 : 0x7104));
+  } else {
+    const __half2 both = reinterpret_cast<const __half2&>(pair);
+    return e % 2 ? __high2float(both) : __low2float(both);
+  }
 }
 
-// c (+)= A B^T over 64 columns; both tiles have rows of 64 numbers.
+// z becomes z o gain up to a factor, which is returned: beside bfloat16, slope = -base and one operation per number is
+// enough.
 template <class T>
-__device__ __forceinline__ void multiply_rows(float (&c)[32], std::uint64_t a, std::uint64_t b) {
+__device__ __forceinline__ float apply_record(float (&z)[32], const RecordPart& record) {
+  constexpr bool kFine = std::is_same_v<T, __half>;
 #pragma unroll
-  for (int k = 0; k < 4; ++k) wgmma<T, 0>(c, a + k * kColumnStep, b + k * kColumnStep, k > 0);
+  for (int i = 0; i < 32; ++i) {
+    const float v = unpack<T>(record, i / 8, i % 8);
+    z[i] = kFine ? z[i] * fmaf(v, record.slope, record.base) : fmaf(-v, z[i], z[i]);
+  }
+  return kFine ? 1.0f : record.base;
+}
+
+// c (+)= A B^T over 64 columns; both tiles have rows of 64 numbers and are given by their low descriptors.
+template <class T>
+__device__ __forceinline__ void multiply_rows(float (&c)[32], std::uint32_t a, std::uint32_t b) {
+#pragma unroll
+  for (int k = 0; k < 4; ++k) wgmma<T, 0>(c, descriptor(a + k * kColumnStep), descriptor(b + k * kColumnStep), k > 0);
 }
 template <class T>
-__device__ __forceinline__ void multiply_rows(float (&c)[32], const Fragments& a, std::uint64_t b) {
+__device__ __forceinline__ void multiply_rows(float (&c)[32], const Fragments& a, std::uint32_t b) {
 #pragma unroll
-  for (int k = 0; k < 4; ++k) wgmma<T, 0>(c, a[k], b + k * kColumnStep, k > 0);
+  for (int k = 0; k < 4; ++k) wgmma<T, 0>(c, a[k], descriptor(b + k * kColumnStep), k > 0);
 }
 // c += A B: the rows of B are summed over.
 template <class T>
-__device__ __forceinline__ void multiply_add(float (&c)[32], const Fragments& a, std::uint64_t b) {
+__device__ __forceinline__ void multiply_add(float (&c)[32], const Fragments& a, std::uint32_t b) {
 #pragma unroll
-  for (int k = 0; k < 4; ++k) wgmma<T, 1>(c, a[k], b + k * kRowStep, true);
+  for (int k = 0; k < 4; ++k) wgmma<T, 1>(c, a[k], descriptor(b + k * kRowStep), true);
 }
 
 // Rows row and row + 8 of a warpgroup's accumulator to a head.

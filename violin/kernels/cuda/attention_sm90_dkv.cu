@@ -23,10 +23,7 @@ __device__ __forceinline__ void load_fragments(Fragments& to, const unsigned cha
   const int row = threadIdx.x % kWarpgroup / 32 * 16 + lane % 16;
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
-    const int piece = (2 * k + lane / 16) ^ (row % 8);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(to[k][0]), "=r"(to[k][1]), "=r"(to[k][2]), "=r"(to[k][3])
-                 : "r"(shared_address(tile + row * 128 + piece * 16)));
+    load_matrices<false>(to[k], shared_address(tile) + row * 128 + ((2 * k + lane / 16) ^ (row % 8)) * 16);
   }
 }
 
@@ -41,10 +38,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   unsigned char* tiles = own_tiles + kGroups * 2 * kTileBytes;                  // [kStages][q, dout]
   unsigned char* table = tiles + kStages * 2 * kTileBytes;
   unsigned char* numbers = table + (kGain ? kStages * kGroups * kRecordBytes : 0);
-  Barrier* full = reinterpret_cast<Barrier*>(numbers + kStages * kStatisticsBytes);
-  Barrier* empty = full + kStages;
-  Barrier* own_full = empty + kStages;
-  Barrier* own_empty = own_full + 1;
+  const Barrier full(shared_address(numbers + kStages * kStatisticsBytes));
+  const Barrier empty = full + kStages;
+  const Barrier own_full = empty + kStages;
+  const Barrier own_empty = own_full + 1;
 
   const int nq = static_cast<int>(p.shape.queries);
   const int nk = static_cast<int>(p.shape.keys);
@@ -55,7 +52,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int key_tiles = (nk + kTile - 1) / kTile;
   const int key_blocks = (key_tiles + kGroups - 1) / kGroups;
   const int items = batch * key_blocks * heads;
-  const int group = threadIdx.x / kWarpgroup;
+  const int group = warpgroup();
   // What a block does in a round: image b, head h, key tiles first_tile ... first_tile + groups - 1.
   int b, h, first_tile, groups;
   const auto choose = [&](int item) {
@@ -74,7 +71,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       init(empty + s, users);
     }
     init(own_full, 1);
-    init(own_empty, kPersistent ? kGroups : groups);
+    init(own_empty, users);
     fence_init();
   }
   __syncthreads();
@@ -100,9 +97,11 @@ __global__ void __launch_bounds__(kThreads, 1)
         copy_box(tiles + s * 2 * kTileBytes + kTileBytes, &maps.dout, full + s, 0, t * kTile, h, b);
         copy_bytes(numbers + s * kStatisticsBytes, from + t * kStatisticsFloats, kStatisticsBytes, full + s);
         if constexpr (kGain) {
-          copy_bytes(table + s * kGroups * kRecordBytes,
-                     records.column_record(b % table_groups, h, query_tiles, key_tiles, t, first_tile),
-                     groups * kRecordBytes, full + s);
+          for (int x = 0; x < groups; ++x) {
+            copy_bytes(table + (s * kGroups + x) * kRecordBytes,
+                       records.at(b % table_groups, h, query_tiles, key_tiles, t, first_tile + x), kRecordBytes,
+                       full + s);
+          }
         }
       }
       if constexpr (!kPersistent) break;
@@ -114,6 +113,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int lane = threadIdx.x % 32;
   const float scale = static_cast<float>(p.scale);
   const float factor = scale * kLog2e;
+  const std::uint32_t first_record = shared_address(table);
+  const std::uint32_t offset = record_offset<true>();
+  std::uint32_t first_number = shared_address(numbers) + lane % 4 * 16;
+  asm volatile("" : "+r"(first_number));
   // Steps are counted from the round, not on the way: the compiler then knows that all threads agree.
   for (int item = blockIdx.x, count = 0; item < items; item += gridDim.x, ++count) {
     const int round = kPersistent ? count : 0;
@@ -123,7 +126,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       if constexpr (!kPersistent) return;
       // Nothing to do here, but the buffers wait for everybody.
       wait(own_full, round % 2);
-      if (threadIdx.x % kWarpgroup == 0) arrive(own_empty);
+      release(own_empty);
       for (int step = first_step; step < first_step + query_tiles; ++step) {
         wait(full + step % kStages, step / kStages % 2);
         release(empty + step % kStages);
@@ -136,71 +139,81 @@ __global__ void __launch_bounds__(kThreads, 1)
     float dv[32] = {};
     float x[32] = {};   // K Q^T
     float dx[32] = {};  // V dO^T
+    Fragments weights = {};
+    Fragments dproducts = {};
 
     wait(own_full, round % 2);
     load_fragments(k, own_tiles + 2 * group * kTileBytes);
     load_fragments(v, own_tiles + (2 * group + 1) * kTileBytes);
-    named_sync(1 + group, kWarpgroup);
-    if (threadIdx.x % kWarpgroup == 0) arrive(own_empty);
+    const std::uint32_t first = low_descriptor(tiles);
+    const auto tile_of = [&](int stage) { return first + stage * (2 * kTileBytes >> 4); };
+    RecordPart record;
+    float numbers_of[8][4];  // log-sum-exp and D of columns 8 n, 8 n + 1
+    const auto fetch = [&](auto half, int at) {
+      constexpr int kHalf = decltype(half)::value;
+      const int s = at % kStages;
+#pragma unroll
+      for (int n = 4 * kHalf; n < 4 * kHalf + 4; ++n) {
+        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(numbers_of[n][0]), "=f"(numbers_of[n][1]), "=f"(numbers_of[n][2]), "=f"(numbers_of[n][3])
+                     : "r"(first_number + s * kStatisticsBytes + n * 64));
+      }
+      if constexpr (kGain) {
+        load_record_half<true, kHalf>(record, first_record + (s * kGroups + group) * kRecordBytes, offset);
+      }
+    };
+    constexpr std::integral_constant<int, 0> kFirstHalf;
+    constexpr std::integral_constant<int, 1> kSecondHalf;
+    const auto await = [&](int at) { wait(full + at % kStages, at / kStages % 2); };
     const auto issue = [&](int at) {
       const int s = at % kStages;
-      wait(full + s, at / kStages % 2);
       wgmma_fence();
-      multiply_rows<T>(x, k, descriptor(tiles + s * 2 * kTileBytes));
-      multiply_rows<T>(dx, v, descriptor(tiles + s * 2 * kTileBytes + kTileBytes));
+      multiply_rows<T>(x, k, tile_of(s));
+      multiply_rows<T>(dx, v, tile_of(s) + (kTileBytes >> 4));
       wgmma_commit();
     };
     pin(dk);
     pin(dv);
     pin(x);
     pin(dx);
+    await(first_step);
+    fetch(kFirstHalf, first_step);
     issue(first_step);
     wgmma_wait<0>();
     pin(x);
     pin(dx);
+    release(own_empty);  // not before a product has waited for the registers
     for (int t = 0; t < query_tiles; ++t) {
       const int step = first_step + t;
       const int s = step % kStages;
-      const unsigned char* q_tile = tiles + s * 2 * kTileBytes;
-      const float* lse = reinterpret_cast<const float*>(numbers + s * kStatisticsBytes) + lane % 4 * 2;
-      Fragments weights, dproducts;
-      [[maybe_unused]] const unsigned char* record = table + (s * kGroups + group) * kRecordBytes;
-      [[maybe_unused]] RecordScale range{};
-      if constexpr (kGain) {
-        range = record_scale(record);
-        range.base *= factor;
-        range.slope *= factor;
-      }
+      fetch(kSecondHalf, step);
+      if constexpr (kGain) start_record(record, factor);
 #pragma unroll
-      for (int q = 0; q < 4; ++q) {
-        [[maybe_unused]] float w[8];
-        if constexpr (kGain) unpack_record<T>(w, record, q);
+      for (int n = 0; n < 8; ++n) {
 #pragma unroll
-        for (int n = 0; n < 2; ++n) {
-          const float2 shift = *reinterpret_cast<const float2*>(lse + 16 * q + 8 * n);
-          const float2 mean = *reinterpret_cast<const float2*>(lse + kTile + 16 * q + 8 * n);
-          float weight[4];
-          float dproduct[4];
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            const int at = 8 * q + 4 * n + e;
-            float gain = factor;
-            if constexpr (kGain) gain = fmaf(w[4 * n + e], range.slope, range.base);
-            weight[e] = power2(fmaf(x[at], gain, e % 2 ? -shift.y : -shift.x));
-            dproduct[e] = weight[e] * (dx[at] - (e % 2 ? mean.y : mean.x));
-            if constexpr (kGain) dproduct[e] *= gain;
-          }
-          weights[q][2 * n] = pack<T>(weight[0], weight[1]);
-          weights[q][2 * n + 1] = pack<T>(weight[2], weight[3]);
-          dproducts[q][2 * n] = pack<T>(dproduct[0], dproduct[1]);
-          dproducts[q][2 * n + 1] = pack<T>(dproduct[2], dproduct[3]);
+        for (int e = 0; e < 4; ++e) {
+          const int at = 4 * n + e;
+          float gain = factor;
+          if constexpr (kGain) gain = fmaf(unpack<T>(record, n / 2, n % 2 * 4 + e), record.slope, record.base);
+          x[at] = power2(fmaf(x[at], gain, -numbers_of[n][e % 2]));
+          dx[at] = x[at] * (dx[at] - numbers_of[n][2 + e % 2]);
+          if constexpr (kGain) dx[at] *= gain;
         }
+        weights[n / 2][n % 2 * 2] = pack<T>(x[4 * n], x[4 * n + 1]);
+        weights[n / 2][n % 2 * 2 + 1] = pack<T>(x[4 * n + 2], x[4 * n + 3]);
+        dproducts[n / 2][n % 2 * 2] = pack<T>(dx[4 * n], dx[4 * n + 1]);
+        dproducts[n / 2][n % 2 * 2 + 1] = pack<T>(dx[4 * n + 2], dx[4 * n + 3]);
       }
+      const auto add = [&] {
+        multiply_add<T>(dv, weights, tile_of(s) + (kTileBytes >> 4));
+        multiply_add<T>(dk, dproducts, tile_of(s));
+        wgmma_commit();
+      };
       wgmma_fence();
-      multiply_add<T>(dv, weights, descriptor(q_tile + kTileBytes));
-      multiply_add<T>(dk, dproducts, descriptor(q_tile));
-      wgmma_commit();
+      add();
       if (t + 1 < query_tiles) {
+        await(step + 1);
+        fetch(kFirstHalf, step + 1);
         issue(step + 1);
         wgmma_wait<1>();
         release(empty + s);
@@ -241,10 +254,10 @@ cudaError_t start(const AttentionBackward& p, const Maps& maps, const Records& r
 cudaError_t start_dkv(const AttentionBackward& p, const Maps& maps, const Records& records, const float* statistics,
                       cudaStream_t stream) {
   if (p.dtype == DType::kFloat16) {
-    return records.rows ? start<__half, true>(p, maps, records, statistics, stream)
+    return records.data ? start<__half, true>(p, maps, records, statistics, stream)
                         : start<__half, false>(p, maps, records, statistics, stream);
   }
-  return records.rows ? start<__nv_bfloat16, true>(p, maps, records, statistics, stream)
+  return records.data ? start<__nv_bfloat16, true>(p, maps, records, statistics, stream)
                       : start<__nv_bfloat16, false>(p, maps, records, statistics, stream);
 }
 

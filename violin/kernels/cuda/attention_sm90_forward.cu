@@ -1,8 +1,8 @@
 // Forward pass on Hopper. A block owns 256 queries of one (image, head): four warpgroups of 64 queries each and one
 // warp that keeps bulk copies of K, V and table tiles in flight, three tiles of 64 keys deep. Within a warpgroup the
-// product with V and the next product with K are issued together before the next softmax; the four warpgroups drift
-// apart, so that one's softmax runs beside another's products. Images are the fastest grid index: neighbours in time
-// share a table tile, which then comes from L2.
+// next product with K is issued before the product with V, so that the softmax waits for the former alone and starts
+// beside the latter. Images are the fastest grid index: neighbours in time share a table tile, which then comes from
+// L2.
 #include "violin/kernels/cuda/attention_sm90.cuh"
 
 namespace violin::kernels::cuda::sm90 {
@@ -27,10 +27,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   unsigned char* q_tiles = raw + (1024 - shared_address(raw) % 1024) % 1024;  // [2][kGroups]
   unsigned char* kv_tiles = q_tiles + 2 * kGroups * kTileBytes;
   unsigned char* table = kv_tiles + kStages * 2 * kTileBytes;
-  Barrier* full = reinterpret_cast<Barrier*>(table + (kGain ? kStages * kGroups * kRecordBytes : 0));
-  Barrier* empty = full + kStages;
-  Barrier* q_full = empty + kStages;
-  Barrier* q_empty = q_full + 2;
+  const Barrier full(shared_address(table + (kGain ? kStages * kGroups * kRecordBytes : 0)));
+  const Barrier empty = full + kStages;
+  const Barrier q_full = empty + kStages;
+  const Barrier q_empty = q_full + 2;
 
   const int nq = static_cast<int>(p.shape.queries);
   const int nk = static_cast<int>(p.shape.keys);
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int key_tiles = (nk + kTile - 1) / kTile;
   const int query_blocks = (query_tiles + kGroups - 1) / kGroups;
   const int items = batch * query_blocks * static_cast<int>(p.shape.heads);
-  const int group = threadIdx.x / kWarpgroup;
+  const int group = warpgroup();
   // What a block does in its nth round: image b, head h, query tiles first_tile ... first_tile + groups - 1.
   int b, h, first_tile, groups;
   const auto choose = [&](int item) {
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     for (int s = 0; s < 2; ++s) {
       init(q_full + s, 1);
-      init(q_empty + s, kPersistent ? kGroups : groups);
+      init(q_empty + s, users);
     }
     fence_init();
   }
@@ -86,18 +86,21 @@ __global__ void __launch_bounds__(kThreads, 1)
         copy_box(kv_tiles + s * 2 * kTileBytes + kTileBytes, &maps.v, full + s, 0, t * kTile, h, b);
         if constexpr (kGain) {
           copy_bytes(table + s * kGroups * kRecordBytes,
-                     records.row_record(b % table_groups, h, query_tiles, key_tiles, first_tile, t),
-                     groups * kRecordBytes, full + s);
+                     records.at(b % table_groups, h, query_tiles, key_tiles, first_tile, t), groups * kRecordBytes,
+                     full + s);
         }
       }
       if constexpr (!kPersistent) break;
     }
     return;
   }
+
   take_registers<112>();
 
   const int lane = threadIdx.x % 32;
   const float factor = static_cast<float>(p.scale) * kLog2e;
+  const std::uint32_t first_record = shared_address(table);
+  const std::uint32_t offset = record_offset<false>();
   // Steps are counted from the round, not on the way: the compiler then knows that all threads agree.
   for (int item = blockIdx.x, count = 0; item < items; item += gridDim.x, ++count) {
     const int round = kPersistent ? count : 0;
@@ -107,7 +110,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       if constexpr (!kPersistent) return;
       // Nothing to do here, but the buffers wait for everybody.
       wait(q_full + round % 2, round / 2 % 2);
-      if (threadIdx.x % kWarpgroup == 0) arrive(q_empty + round % 2);
+      release(q_empty + round % 2);
       for (int step = first_step; step < first_step + key_tiles; ++step) {
         wait(full + step % kStages, step / kStages % 2);
         release(empty + step % kStages);
@@ -119,49 +122,78 @@ __global__ void __launch_bounds__(kThreads, 1)
     float sum[32] = {};
     float maximum[2] = {-INFINITY, -INFINITY};
     float total[2] = {0, 0};
+    Fragments weights = {};
 
     wait(q_full + round % 2, round / 2 % 2);
-    const std::uint64_t q_tile = descriptor(q_tiles + (round % 2 * kGroups + group) * kTileBytes);
+    const std::uint32_t q_tile = low_descriptor(q_tiles) + (round % 2 * kGroups + group) * (kTileBytes >> 4);
+    const std::uint32_t first_kv = low_descriptor(kv_tiles);
+    const auto kv_tile = [&](int stage) { return first_kv + stage * (2 * kTileBytes >> 4); };
+    RecordPart record;
+    const auto fetch = [&](int stage) {
+      if constexpr (kGain) {
+        const std::uint32_t at = first_record + (stage * kGroups + group) * kRecordBytes;
+        load_record_half<false, 0>(record, at, offset);
+        load_record_half<false, 1>(record, at, offset);
+      }
+    };
     wait(full + first_step % kStages, first_step / kStages % 2);
     wgmma_fence();
-    multiply_rows<T>(z, q_tile, descriptor(kv_tiles + first_step % kStages * 2 * kTileBytes));
+    multiply_rows<T>(z, q_tile, kv_tile(first_step % kStages));
     wgmma_commit();
+    fetch(first_step % kStages);
     wgmma_wait<0>();
     pin(z);
     for (int t = 0; t < key_tiles; ++t) {
       const int step = first_step + t;
       const int s = step % kStages;
+      // Here the product of the last weights with V may still run: neither `sum` nor `weights` may be touched.
+      float multiplier = factor;  // of z, on the way to base 2
       if constexpr (kGain) {
-        const unsigned char* record = table + (s * kGroups + group) * kRecordBytes;
-        const RecordScale scale = record_scale(record);
-        const float base = factor * scale.base;
-        const float slope = factor * scale.slope;
-#pragma unroll
-        for (int q = 0; q < 4; ++q) {
-          float v[8];
-          unpack_record<T>(v, record, q);
-#pragma unroll
-          for (int e = 0; e < 8; ++e) z[8 * q + e] *= fmaf(v[e], slope, base);
-        }
+        start_record(record, factor);
+        multiplier = apply_record<T>(z, record);
       }
       if ((t + 1) * kTile > nk) {
         keep_branch();
+        const float nothing = multiplier < 0 ? INFINITY : -INFINITY;
 #pragma unroll
         for (int n = 0; n < 8; ++n)
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
-            if (t * kTile + 8 * n + lane % 4 * 2 + e % 2 >= nk) z[4 * n + e] = -INFINITY;
+            if (t * kTile + 8 * n + lane % 4 * 2 + e % 2 >= nk) z[4 * n + e] = nothing;
           }
+        if (multiplier == 0) multiplier = 0x1p-126f;  // 0 times infinity is not a number
       }
       float top[2];
+      if (!kGain || multiplier >= 0) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          top[half] = fmaxf(z[2 * half], z[2 * half + 1]);
+#pragma unroll
+          for (int n = 1; n < 8; ++n) top[half] = fmaxf(top[half], fmaxf(z[4 * n + 2 * half], z[4 * n + 2 * half + 1]));
+        }
+      } else {
+        keep_branch();
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          top[half] = fminf(z[2 * half], z[2 * half + 1]);
+#pragma unroll
+          for (int n = 1; n < 8; ++n) top[half] = fminf(top[half], fminf(z[4 * n + 2 * half], z[4 * n + 2 * half + 1]));
+        }
+      }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        top[half] = fmaxf(z[2 * half], z[2 * half + 1]);
-#pragma unroll
-        for (int n = 1; n < 8; ++n) top[half] = fmaxf(top[half], fmaxf(z[4 * n + 2 * half], z[4 * n + 2 * half + 1]));
+        top[half] *= multiplier;
         top[half] = fmaxf(top[half], __shfl_xor_sync(0xffffffffu, top[half], 1));
         top[half] = fmaxf(top[half], __shfl_xor_sync(0xffffffffu, top[half], 2));
-        if constexpr (!kGain) top[half] *= factor;
+      }
+      wgmma_wait<0>();
+      pin(sum);
+      pin(weights);
+      if (t > 0) release(empty + (step + kStages - 1) % kStages);
+      const int next = (step + 1) % kStages;
+      if (t + 1 < key_tiles) {
+        wait(full + next, (step + 1) / kStages % 2);
+        fetch(next);
       }
       // Weights may grow to 2^8 before the sums so far are scaled down: the quotient in the end is the same.
       if (__any_sync(0xffffffffu, top[0] > maximum[0] + kSlack || top[1] > maximum[1] + kSlack)) {
@@ -185,35 +217,33 @@ __global__ void __launch_bounds__(kThreads, 1)
         for (int n = 0; n < 8; ++n)
 #pragma unroll
           for (int e = 4 * n + 2 * half; e < 4 * n + 2 * half + 2; ++e) {
-            z[e] = power2(kGain ? z[e] - maximum[half] : fmaf(z[e], factor, -maximum[half]));
+            z[e] = power2(fmaf(z[e], multiplier, -maximum[half]));
             part += z[e];
           }
         total[half] += part;
       }
-      Fragments weights;
       pack_tile<T>(weights, z);
       pin(sum);
-      wgmma_fence();
-      multiply_add<T>(sum, weights, descriptor(kv_tiles + s * 2 * kTileBytes + kTileBytes));
-      wgmma_commit();
+      const std::uint32_t v_tile = kv_tile(s) + (kTileBytes >> 4);
       if (t + 1 < key_tiles) {
-        const int next = (step + 1) % kStages;
-        wait(full + next, (step + 1) / kStages % 2);
         pin(z);
         wgmma_fence();
-        multiply_rows<T>(z, q_tile, descriptor(kv_tiles + next * 2 * kTileBytes));
+        multiply_rows<T>(z, q_tile, kv_tile(next));
+        wgmma_commit();
+        multiply_add<T>(sum, weights, v_tile);
         wgmma_commit();
         wgmma_wait<1>();
-        release(empty + s);
-        wgmma_wait<0>();
         pin(z);
       } else {
+        wgmma_fence();
+        multiply_add<T>(sum, weights, v_tile);
+        wgmma_commit();
         wgmma_wait<0>();
+        pin(sum);
         release(empty + s);
       }
-      pin(sum);
     }
-    if (threadIdx.x % kWarpgroup == 0) arrive(q_empty + round % 2);
+    release(q_empty + round % 2);
     float inverse[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -248,10 +278,10 @@ cudaError_t start(const AttentionForward& p, const Maps& maps, const Records& re
 
 cudaError_t start_forward(const AttentionForward& p, const Maps& maps, const Records& records, cudaStream_t stream) {
   if (p.dtype == DType::kFloat16) {
-    return records.rows ? start<__half, true>(p, maps, records, stream)
+    return records.data ? start<__half, true>(p, maps, records, stream)
                         : start<__half, false>(p, maps, records, stream);
   }
-  return records.rows ? start<__nv_bfloat16, true>(p, maps, records, stream)
+  return records.data ? start<__nv_bfloat16, true>(p, maps, records, stream)
                       : start<__nv_bfloat16, false>(p, maps, records, stream);
 }
 

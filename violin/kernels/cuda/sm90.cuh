@@ -16,59 +16,67 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
 }
 
 // Barriers in shared memory: a phase ends when `count` threads have arrived and the announced bytes have landed.
-using Barrier = std::uint64_t;
+// Held by address: going from a pointer to the address in every step costs instructions.
+class Barrier {
+ public:
+  __device__ __forceinline__ explicit Barrier(std::uint32_t at) : at_(at) {}
+  __device__ __forceinline__ std::uint32_t address() const { return at_; }
+  __device__ __forceinline__ Barrier operator+(int n) const { return Barrier(at_ + 8 * n); }
 
-__device__ __forceinline__ void init(Barrier* b, int count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(count));
+ private:
+  std::uint32_t at_;
+};
+
+__device__ __forceinline__ void init(Barrier b, int count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(b.address()), "r"(count));
 }
 __device__ __forceinline__ void fence_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-__device__ __forceinline__ void arrive(Barrier* b) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
+__device__ __forceinline__ void arrive(Barrier b) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(b.address()) : "memory");
 }
 // Called by all lanes of a warp when the warp has read what the barrier guards.
-__device__ __forceinline__ void release(Barrier* b) {
+__device__ __forceinline__ void release(Barrier b) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) arrive(b);
 }
-__device__ __forceinline__ void arrive_and_expect(Barrier* b, std::uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes)
-               : "memory");
+__device__ __forceinline__ void arrive_and_expect(Barrier b, std::uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(b.address()), "r"(bytes) : "memory");
 }
-__device__ __forceinline__ void wait(Barrier* b, int phase) {
+__device__ __forceinline__ void wait(Barrier b, int phase) {
   std::uint32_t done = 0;
   while (!done) {
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
                  : "=r"(done)
-                 : "r"(shared_address(b)), "r"(phase)
+                 : "r"(b.address()), "r"(phase)
                  : "memory");
   }
 }
 
 // A box of a [B,h,N,d] tensor into shared memory; rows and columns outside become 0.
-__device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, Barrier* b, int column, int row, int head,
+__device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, Barrier b, int column, int row, int head,
                                          int image) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
       "[%2];" ::"r"(shared_address(to)),
-      "l"(map), "r"(shared_address(b)), "r"(column), "r"(row), "r"(head), "r"(image)
+      "l"(map), "r"(b.address()), "r"(column), "r"(row), "r"(head), "r"(image)
       : "memory");
 }
 // The same box into the same place of every block of the cluster that is in the mask, each with its own barrier.
-__device__ __forceinline__ void copy_box_to(std::uint16_t blocks, void* to, const CUtensorMap* map, Barrier* b,
+__device__ __forceinline__ void copy_box_to(std::uint16_t blocks, void* to, const CUtensorMap* map, Barrier b,
                                             int column, int row, int head, int image) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
       "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared_address(to)),
-      "l"(map), "r"(shared_address(b)), "r"(column), "r"(row), "r"(head), "r"(image), "h"(blocks)
+      "l"(map), "r"(b.address()), "r"(column), "r"(row), "r"(head), "r"(image), "h"(blocks)
       : "memory");
 }
 // Contiguous bytes into shared memory; everything in multiples of 16.
-__device__ __forceinline__ void copy_bytes(void* to, const void* from, std::uint32_t bytes, Barrier* b) {
+__device__ __forceinline__ void copy_bytes(void* to, const void* from, std::uint32_t bytes, Barrier b) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_address(to)),
-               "l"(from), "r"(bytes), "r"(shared_address(b))
+               "l"(from), "r"(bytes), "r"(b.address())
                : "memory");
 }
 
@@ -85,10 +93,12 @@ __device__ __forceinline__ void cluster_sync() {
 __device__ __forceinline__ void cluster_sync_unaligned() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
-__device__ __forceinline__ void arrive_at(Barrier* b, int block) {
+// Says that this warp's reads of shared memory are done. With release semantics for the whole cluster this would wait
+// until every earlier write of the thread has arrived in L2, and nothing that was written is handed over here.
+__device__ __forceinline__ void arrive_at(Barrier b, int block) {
   asm volatile(
       "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}\n" ::"r"(shared_address(b)),
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}\n" ::"r"(b.address()),
       "r"(block)
       : "memory");
 }
@@ -114,12 +124,15 @@ __device__ __forceinline__ void named_arrive(int id, int threads) {
 // Tiles in shared memory are rows of 64 numbers (128 bytes), aligned to 1024 bytes, with the 16-byte pieces of row r
 // swapped by exclusive or with r % 8 as the bulk copy leaves them. A step of 16 along the row is 32 bytes; a step of 16
 // rows is 2048.
-__device__ __forceinline__ std::uint64_t descriptor(const void* tile) {
-  const std::uint64_t address = shared_address(tile) >> 4 & 0x3fff;
-  return address | (std::uint64_t{1} << 16) | (std::uint64_t{1024 >> 4} << 32) | (std::uint64_t{1} << 62);
+// Of a descriptor, the low half holds the address and the high half is the same for all tiles.
+__device__ __forceinline__ std::uint32_t low_descriptor(const void* tile) {
+  return shared_address(tile) >> 4 | 1u << 16;
 }
-constexpr std::uint64_t kColumnStep = 32 >> 4;
-constexpr std::uint64_t kRowStep = 2048 >> 4;
+__device__ __forceinline__ std::uint64_t descriptor(std::uint32_t low) {
+  return std::uint64_t{1u << 30 | 1024 >> 4} << 32 | low;
+}
+constexpr std::uint32_t kColumnStep = 32 >> 4;
+constexpr std::uint32_t kRowStep = 2048 >> 4;
 
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -140,6 +153,26 @@ template <int kCount>
 __device__ __forceinline__ void pin(float (&c)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(c[i])::"memory");
+}
+
+// The same for left sides in registers: they stay where they are until the products that read them are done.
+__device__ __forceinline__ void pin(std::uint32_t (&a)[4][4]) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
+}
+
+// Four 8 x 8 matrices of 16-bit numbers; lane l gives the address of row l % 8 of matrix l / 8.
+template <bool kTransposed>
+__device__ __forceinline__ void load_matrices(std::uint32_t (&to)[4], std::uint32_t row) {
+  if constexpr (kTransposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(row));
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(row));
+  }
 }
 
 // C [64,64] = A [64,16] B [16,64] (+ C when add), both from shared memory.
