@@ -1,7 +1,6 @@
 #include "violin/data/random.h"
 
 #include <cmath>
-#include <numbers>
 
 namespace violin::data {
 namespace {
@@ -16,6 +15,27 @@ std::uint64_t splitmix(std::uint64_t& state) {
 std::uint64_t rotated(std::uint64_t value, int by) {
   return value << by | value >> (64 - by);
 }
+
+constexpr std::size_t kLayers = 128;
+constexpr double kTail = 3.442619855899;       // where the lowest layer's tail begins
+constexpr double kArea = 9.91256303526217e-3;  // of each layer
+
+struct Layers {
+  std::array<double, kLayers + 1> edge;  // of each layer, the widest first
+  std::array<double, kLayers> inner;     // share of a layer that lies under the bell for certain
+
+  Layers() {
+    double height = std::exp(-0.5 * kTail * kTail);
+    edge[0] = kArea / height;
+    edge[1] = kTail;
+    edge[kLayers] = 0;
+    for (std::size_t i = 2; i < kLayers; ++i) {
+      edge[i] = std::sqrt(-2 * std::log(kArea / edge[i - 1] + height));
+      height = std::exp(-0.5 * edge[i] * edge[i]);
+    }
+    for (std::size_t i = 0; i < kLayers; ++i) inner[i] = edge[i + 1] / edge[i];
+  }
+};
 
 }  // namespace
 
@@ -56,9 +76,29 @@ std::int64_t Random::below(std::int64_t count) {
   return static_cast<std::int64_t>(value % range);
 }
 
+// The ziggurat method: the area under the bell is cut into 128 layers of the same size, and nearly every draw ends with
+// one comparison inside a layer.
 double Random::normal() {
-  const double radius = std::sqrt(-2 * std::log(1 - uniform()));
-  return radius * std::cos(2 * std::numbers::pi * uniform());
+  static const Layers layers;
+  for (;;) {
+    const std::uint64_t drawn = bits();
+    const auto i = static_cast<std::size_t>(drawn & (kLayers - 1));
+    const double u = static_cast<double>(drawn >> 11) * 0x1p-52 - 1;  // the bits of i are not among these
+    if (std::abs(u) < layers.inner[i]) return u * layers.edge[i];
+    if (i == 0) {
+      double x = 0;
+      double y = 0;
+      do {
+        x = std::log(1 - uniform()) / kTail;
+        y = std::log(1 - uniform());
+      } while (-2 * y < x * x);
+      return u < 0 ? x - kTail : kTail - x;
+    }
+    const double x = u * layers.edge[i];
+    const double low = std::exp(-0.5 * (layers.edge[i] * layers.edge[i] - x * x));
+    const double high = std::exp(-0.5 * (layers.edge[i + 1] * layers.edge[i + 1] - x * x));
+    if (high + uniform() * (low - high) < 1) return x;
+  }
 }
 
 // Marsaglia and Tsang's method; shapes below 1 are reached from shape + 1.

@@ -10,7 +10,15 @@
 namespace violin::data {
 
 // What a generator is for. Two purposes with the same seed never share a sequence.
-enum class Purpose : std::uint64_t { kAugment = 1, kOrder = 2, kMix = 3, kHoldOut = 4, kSubset = 5, kReplace = 6 };
+enum class Purpose : std::uint64_t {
+  kAugment = 1,
+  kOrder = 2,
+  kMix = 3,
+  kHoldOut = 4,
+  kSubset = 5,
+  kReplace = 6,
+  kDepth = 7
+};
 
 // xoshiro256**, its state filled by SplitMix64 from a hash of the key.
 class Random {
