@@ -12,6 +12,7 @@ cd "$(dirname "$0")/.."
 readonly kTorch=2.13.0
 readonly kTorchAtLeast=2.11
 readonly kCutlass=4.2.0.0
+readonly kTimm=1.0.29
 readonly state=.violin
 
 say() { printf '\033[2m[setup]\033[0m %s\n' "$*" >&2; }
@@ -130,21 +131,28 @@ choose_python() {
   "$found" -c 'import torch, os; print(os.path.dirname(torch.__file__))' 2>/dev/null >$state/torch
 }
 
-# The Python tests want pytest and numpy beside torch. An interpreter that is not ours is never changed: it gets an
-# environment of ours on top, which sees its torch.
+# The Python tests want pytest and numpy beside torch, timm to compare with and matplotlib for pictures. An interpreter that
+# is not ours is never changed: it gets an environment of ours on top, which sees its torch. timm comes without what it
+# depends on (torchvision wants a torch of its own; its models do not need it).
 python_test_packages() {
   local python
   python=$(cat $state/python)
-  "$python" -c 'import importlib.util as u, sys; sys.exit(any(u.find_spec(m) is None for m in ("pytest", "numpy")))' && return 0
-  [ -n "${VIOLIN_OFFLINE:-}" ] && { say "pytest or numpy is missing: the Python tests will be skipped"; return 0; }
+  "$python" -c 'import importlib.util as u, sys
+sys.exit(any(u.find_spec(m) is None for m in ("pytest", "numpy", "matplotlib", "timm")))' && return 0
+  [ -e $state/no-python-packages ] && return 0  # could not be had last time; distclean tries again
+  [ -n "${VIOLIN_OFFLINE:-}" ] && { say "pytest, numpy, matplotlib or timm is missing: some Python tests will be skipped"; return 0; }
   if [ "$python" != "$PWD/.venv/bin/python" ]; then
     "$python" -m venv --system-site-packages .venv || { say "no venv module: the Python tests will be skipped"; return 0; }
     python=$PWD/.venv/bin/python
   fi
-  say "installing pytest and numpy into .venv"
+  say "installing pytest, numpy, matplotlib and timm into .venv"
   "$python" -m pip install --quiet --disable-pip-version-check pytest numpy >$state/pip.log 2>&1 ||
     { say "pip could not install them (see $state/pip.log): the Python tests will be skipped"; return 0; }
   echo "$python" >$state/python
+  { "$python" -m pip install --quiet --disable-pip-version-check matplotlib &&
+    "$python" -m pip install --quiet --disable-pip-version-check --no-deps "timm==$kTimm" safetensors; } >>$state/pip.log 2>&1 ||
+    { say "pip could not install matplotlib and timm (see $state/pip.log): some Python tests will be skipped"
+      touch $state/no-python-packages; }
 }
 
 cutlass() {

@@ -58,7 +58,7 @@ def ranks(curve: Curves, grid: Sequence[int]) -> Tensor:
     ready for :func:`violin.ops.decay_mask`. ``grid`` is (height, width) or (frames, height, width).
 
     >>> ranks("hilbert", (2, 2)).tolist()
-    [0, 1, 3, 2]
+    [0, 3, 1, 2]
     >>> ranks("violin", (14, 10)).shape
     torch.Size([8, 1, 140])
     """

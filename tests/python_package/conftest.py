@@ -1,50 +1,25 @@
 """The package from the source tree unless another is installed, and timm without torchvision."""
 
-import enum
-import importlib.abc
-import importlib.machinery
 import importlib.util
+import os
 import sys
-import types
 from pathlib import Path
 
-import pytest
-import torch
+# Virtual machines exist that announce AMX and refuse it: torch's own 16-bit products end the process there.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
 
 ROOT = Path(__file__).parent.parent.parent
 if importlib.util.find_spec("violin") is None:
     sys.path.insert(0, str(ROOT / "python"))
 
 
-class _Anything(types.ModuleType):
-    """A module in which every name is an empty class: timm's data pipelines want torchvision, its models do not."""
+sys.path.insert(0, str(ROOT / "tools"))
+import without_torchvision  # noqa: E402
 
-    __path__: list[str] = []
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        modes = {mode: mode.lower() for mode in ("NEAREST", "BILINEAR", "BICUBIC", "BOX", "HAMMING", "LANCZOS")}
-        value = enum.Enum(name, modes) if name == "InterpolationMode" else type(name, (), {})
-        setattr(self, name, value)
-        return value
-
-
-class _StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "torchvision":
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
-        return None
-
-    def create_module(self, spec):
-        return _Anything(spec.name)
-
-    def exec_module(self, module):
-        pass
-
-
-if importlib.util.find_spec("torchvision") is None:
-    sys.meta_path.append(_StandIn())
+without_torchvision.install()
 
 
 @pytest.fixture(autouse=True)

@@ -49,7 +49,7 @@ class TorchvisionTransformer(nn.Module):
 
     def forward(self, images):
         x = self.conv_proj(images).flatten(2).transpose(1, 2)
-        x = torch.cat([self.class_token.expand(len(x), -1, -1), x], 1)
+        x = torch.cat([self.class_token.expand(x.shape[0], -1, -1), x], 1)
         return self.heads(self.encoder(x)[:, 0])
 
 
@@ -130,7 +130,7 @@ class DinoTransformer(nn.Module):
 
     def prepare_tokens(self, images):
         x = self.patch_embed(images)
-        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], 1)
+        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], 1)
         return x + self.positions(x.shape[1], *images.shape[-2:])
 
     def forward(self, images):

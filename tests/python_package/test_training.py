@@ -1,0 +1,168 @@
+"""What training does to a model: torch.compile, export, autocast, checkpointing, several processes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import violin
+from models import build
+from torch.utils.checkpoint import checkpoint
+
+
+def gradients(function, model, *inputs):
+    model.zero_grad(set_to_none=True)
+    loss = sum(function(x).square().sum() for x in inputs)
+    loss.backward()
+    return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+def close(actual, expected, rtol=1e-3):
+    assert len(actual) == len(expected)
+    for a, b in zip(actual, expected):
+        torch.testing.assert_close(a, b, rtol=rtol, atol=1e-4 * max(b.abs().max().item(), 1e-2))
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"), [("dynamic", "inductor"), ("torchvision", "aot_eager"), ("dino", "aot_eager")]
+)
+def test_compile_in_one_graph(name, backend):
+    torch._dynamo.reset()
+    model = violin.plug(build(name), init="spread")
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    x = torch.randn(2, 3, 32, 32)
+    close(gradients(compiled, model, x), gradients(model, model, x))
+    if name == "dynamic":  # another grid, then again the first
+        for size in ((48, 24), (32, 32)):
+            y = torch.randn(2, 3, *size)
+            close(gradients(compiled, model, y), gradients(model, model, y))
+
+
+def test_compiled_evaluation_sees_new_parameters_unless_frozen():
+    torch._dynamo.reset()
+    model = violin.plug(build("vit"), init="spread").eval()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    x = torch.randn(2, 3, 32, 32)
+
+    @torch.no_grad()
+    def check():
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+        return model(x)
+
+    before = check()
+    with torch.no_grad():
+        for parameter in violin.mask_parameters(model):
+            parameter.mul_(1.5)
+    after = check()
+    assert not torch.allclose(before, after)
+    violin.freeze(compiled)
+    torch.testing.assert_close(check(), after, rtol=1e-4, atol=1e-5)
+    names = [str(node.target) for node in torch.export.export(model, (x,)).graph.nodes]
+    assert not any("decay_mask" in name for name in names) and any("attention_qkv" in name for name in names)
+    violin.thaw(compiled)
+    assert all(parameter.requires_grad for parameter in violin.mask_parameters(model))
+
+
+@pytest.mark.parametrize("name", ["registers", "torchvision"])
+def test_export_with_a_dynamic_batch(name, tmp_path):
+    model = violin.plug(build(name), init="spread").eval()
+    batch = torch.export.Dim("batch", min=1, max=64)
+    program = torch.export.export(model, (torch.randn(3, 3, 32, 32),), dynamic_shapes=({0: batch},))
+    torch.export.save(program, tmp_path / "m.pt2")
+    x = torch.randn(5, 3, 32, 32)
+    torch.testing.assert_close(torch.export.load(tmp_path / "m.pt2").module()(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["mul_v1", "add_after_sm"])
+def test_autocast_computes_in_16_bits_and_keeps_the_mask_in_full(strategy):
+    model = violin.plug(build("vit"), init="spread", strategy=strategy)
+    x = torch.randn(2, 3, 32, 32)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = model(x)
+        maps = violin.attention_maps(model, x, 0)
+    assert out.dtype == torch.bfloat16 and maps[0].dtype == torch.float32
+    torch.testing.assert_close(out.float(), model(x), rtol=0.1, atol=0.1)
+    out.float().square().sum().backward()
+    for parameter in violin.mask_parameters(model)[:2]:
+        assert parameter.grad.dtype == torch.float32 and parameter.grad.abs().max() > 0
+    for parameter in violin.mask_parameters(model):
+        assert parameter.grad.isfinite().all()
+
+
+def test_16_bit_models_work():
+    model = violin.plug(build("vit").bfloat16(), init="spread")
+    assert model.blocks[0].attn.violin.beta.dtype == torch.float32
+    model(torch.randn(2, 3, 32, 32).bfloat16()).float().sum().backward()
+
+
+def test_checkpointing_gives_the_same_gradients_for_several_crops(timm):
+    model = violin.plug(build("dynamic"), init="spread")
+    crops = [torch.randn(2, 3, 32, 32), torch.randn(2, 3, 48, 24), torch.randn(2, 3, 16, 16)]
+    expected = gradients(model, model, *crops)
+    model.set_grad_checkpointing()
+    close(gradients(model, model, *crops), expected, rtol=1e-5)
+
+
+def test_checkpointing_refuses_to_guess_between_shapes_of_equal_size(timm):
+    model = violin.plug(build("dynamic"), init="spread")
+    model.set_grad_checkpointing()
+    one, other = torch.randn(1, 3, 48, 24), torch.randn(1, 3, 24, 48)
+    gradients(model, model, one)
+    gradients(model, model, other[..., :16])
+    with pytest.raises(violin.Error, match=r"blocks\.1\.attn: activation checkpointing cannot tell"):
+        gradients(model, model, one, other)
+
+
+def test_checkpointed_layers_of_other_models():
+    model = violin.plug(build("dino"), init="spread")
+    x = torch.randn(2, 3, 32, 32)
+    expected = gradients(model, model, x)
+
+    def again(x):
+        tokens = model.prepare_tokens(x)
+        for block in model.blocks:
+            tokens = checkpoint(block, tokens, use_reentrant=False)
+        return model.norm(tokens)[:, 0]
+
+    close(gradients(again, model, x), expected, rtol=1e-5)
+
+
+WORKER = """
+import copy, sys
+store, rank, world = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+sys.path[:0] = sys.argv[4:]
+import torch, torch.distributed as dist, violin
+from standins import TorchvisionTransformer
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=world)
+torch.manual_seed(0)
+model = violin.plug(TorchvisionTransformer(), init="spread")
+x = torch.randn(4, 3, 32, 32)
+target = torch.tensor([0, 1, 2, 3])
+lone = copy.deepcopy(model)
+torch.nn.functional.cross_entropy(lone(x), target).backward()
+parallel = torch.nn.parallel.DistributedDataParallel(model)
+share = slice(rank * 4 // world, (rank + 1) * 4 // world)
+torch.nn.functional.cross_entropy(parallel(x[share]), target[share]).backward()
+for (name, a), b in zip(model.named_parameters(), lone.parameters()):
+    torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-5, msg=name)
+assert len(violin.mask_parameters(parallel)) == 4
+dist.destroy_process_group()
+print("same gradients")
+"""
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_several_processes_give_the_gradients_of_one(world, tmp_path):
+    paths = [Path(__file__).parent, Path(violin.__file__).parent.parent]
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, tmp_path / "store", str(rank), str(world), *paths],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        for rank in range(world)
+    ]
+    for process in running:
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0 and "same gradients" in output, output

@@ -1,0 +1,241 @@
+"""Weights files: round trips, published checkpoints with their goldens, hostile files, the C++ binary."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+import violin
+from models import build, image_sizes
+from standins import DinoTransformer
+from violin import _safetensors
+
+
+def run(model, x):
+    with torch.no_grad():
+        return model(x)
+
+
+def test_own_safetensors_agree_with_the_package(tmp_path):
+    package = pytest.importorskip("safetensors.torch", reason="the safetensors package is not installed")
+    tensors = {
+        "a": torch.randn(3, 4).t(),
+        "b": torch.arange(5),
+        "c": torch.randn(2, 2).bfloat16(),
+        "nothing": torch.empty(0, 3),
+        "one": torch.tensor(True),
+        "ä": torch.randn(1, dtype=torch.float64),
+    }
+    _safetensors.save_file(tensors, tmp_path / "x.safetensors", {"key": "value – ü"})
+    theirs = package.load_file(tmp_path / "x.safetensors")
+    package.save_file({k: v.contiguous() for k, v in tensors.items()}, tmp_path / "y.safetensors", {"k": "v"})
+    ours, metadata = _safetensors.load_file(tmp_path / "y.safetensors")
+    mine, about = _safetensors.load_file(tmp_path / "x.safetensors")
+    assert metadata == {"k": "v"} and about == {"key": "value – ü"}
+    for name, value in tensors.items():
+        for other in (theirs[name], ours[name], mine[name]):
+            assert other.dtype == value.dtype and torch.equal(other, value)
+
+
+def test_writing_is_repeatable_and_leaves_no_scraps(tmp_path):
+    tensors = {"a": torch.ones(2), "b": torch.zeros(3, dtype=torch.int32)}
+    _safetensors.save_file(tensors, tmp_path / "x")
+    first = (tmp_path / "x").read_bytes()
+    _safetensors.save_file(dict(reversed(tensors.items())), tmp_path / "x")
+    assert (tmp_path / "x").read_bytes() == first
+    with pytest.raises(violin.Error, match="complex64"):
+        _safetensors.save_file({"z": torch.ones(1, dtype=torch.complex64)}, tmp_path / "x")
+    assert [path.name for path in tmp_path.iterdir()] == ["x"] and (tmp_path / "x").read_bytes() == first
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff" * 8,
+        b"\x02\0\0\0\0\0\0\0[]",
+        b"\x02\0\0\0\0\0\0\0{]",
+        b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}',
+        b'{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}',
+        b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,99999999999]}}',
+        b'{"a":{"dtype":"F32","shape":["1"],"data_offsets":[0,4]}}',
+        b'{"a":{"dtype":"Q7","shape":[1],"data_offsets":[0,4]}}',
+        b'{"a":7}',
+        b'{"__metadata__":{"a":7}}',
+    ],
+)
+def test_broken_files_are_errors_that_name_the_file(content, tmp_path):
+    if content.startswith(b"{"):
+        content = len(content).to_bytes(8, "little") + content + b"\0" * 4
+    path = tmp_path / "broken.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(violin.Error, match="broken.safetensors"):
+        _safetensors.load_file(path)
+
+
+@pytest.mark.parametrize("name", ["vit", "deit_distilled", "registers", "average", "rectangle"])
+def test_a_saved_model_comes_back_with_its_masks(name, tmp_path, timm):
+    model = violin.plug(build(name), init="none", curves=["hilbert", "snake_T"], curve_weights=True).eval()
+    x = torch.randn(2, 3, *image_sizes(name)[0])
+    classes = [f"class {i}" for i in range(5)]
+    preprocessing = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "crop_pct": 1.0, "interpolation": "bicubic"}
+    violin.save(model, tmp_path / "m.safetensors", classes, preprocessing)
+    again = violin.load(tmp_path / "m.safetensors").eval()
+    assert torch.equal(run(again, x), run(model, x))
+    about = again.violin_file
+    assert about["classes"] == classes and about["preprocessing"]["crop_pct"] == 1.0
+    assert about["model"] == violin.model_config(again) == violin.model_config(model)
+    with pytest.raises(violin.Error, match="4 class names for a model of 5 classes"):
+        violin.save(model, tmp_path / "m.safetensors", classes[:4])
+
+
+def test_files_hold_timm_names_whatever_the_model(tmp_path, timm):
+    from timm.models.vision_transformer import VisionTransformer
+
+    model = violin.plug(build("torchvision"), init="spread").eval()
+    x = torch.randn(2, 3, 32, 32)
+    violin.save(model, tmp_path / "m.safetensors")
+    tensors, _ = _safetensors.load_file(tmp_path / "m.safetensors")
+    assert {"cls_token", "pos_embed", "blocks.1.attn.qkv.weight", "blocks.0.attn.violin.beta", "head.bias"} <= set(tensors)
+    same = VisionTransformer(
+        img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=3, mlp_ratio=2, num_classes=5
+    ).eval()
+    violin.load_state(same, tmp_path / "m.safetensors")
+    torch.testing.assert_close(run(same, x), run(model, x), rtol=1e-5, atol=1e-6)
+    fresh = build("torchvision").eval()
+    violin.load_state(fresh, tmp_path / "m.safetensors")
+    assert torch.equal(run(fresh, x), run(model, x))
+
+
+def test_dino_weights_round_trip(tmp_path):
+    model, fresh = violin.plug(build("dino"), init="none").eval(), build("dino").eval()
+    violin.save(model, tmp_path / "m.safetensors")
+    assert violin.model_config(model)["num_classes"] == 0 and violin.model_config(model)["pos_resample"] == "dino"
+    violin.load_state(fresh, tmp_path / "m.safetensors")
+    x = torch.randn(1, 3, 16, 24)
+    assert torch.equal(run(fresh, x), run(model, x))
+
+
+def test_decay_survives_another_own_grid(tmp_path, timm):
+    model = violin.plug(build("dynamic"), init="spread", parameterisation="rate").eval()
+    decay = model.blocks[0].attn.violin.log_decay()
+    model.set_input_size((64, 64))
+    violin.save(model, tmp_path / "m.safetensors")
+    again = violin.load(tmp_path / "m.safetensors")
+    assert again.patch_embed.grid_size == (8, 8)
+    torch.testing.assert_close(again.blocks[0].attn.violin.log_decay(), decay)
+    small = build("vit")
+    tensors, metadata = _safetensors.load_file(tmp_path / "m.safetensors")
+    del tensors["pos_embed"]
+    _safetensors.save_file(tensors, tmp_path / "n.safetensors", metadata)
+    violin.load_state(small, tmp_path / "n.safetensors", strict=False)
+    torch.testing.assert_close(small.blocks[0].attn.violin.log_decay(), decay)
+
+
+def test_published_classifier(golden, timm):
+    from timm.models.vision_transformer import VisionTransformer
+
+    data, _ = _safetensors.load_file(golden / "violin" / "violin_deit.golden.safetensors")
+    model = VisionTransformer(
+        img_size=32, patch_size=4, num_classes=7, embed_dim=24, depth=2, num_heads=3, class_token=False,
+        global_pool="avg", fc_norm=False,
+    ).eval()  # fmt: skip
+    violin.load_state(model, golden / "violin" / "violin_deit.weights.safetensors")
+    check_golden(model, data)
+
+
+def test_published_backbone(golden):
+    data, _ = _safetensors.load_file(golden / "violin" / "violin_dino.golden.safetensors")
+    model = DinoTransformer().eval()
+    violin.load_state(model, golden / "violin" / "violin_dino.weights.safetensors")
+    check_golden(model, data)
+    with torch.no_grad():
+        for prefix in ("", "crop_16."):
+            image = data[prefix + "image"]
+            torch.testing.assert_close(model(image), data[prefix + "output"], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                model.get_last_selfattention(image), data[prefix + "last_attention"], rtol=1e-4, atol=1e-6
+            )
+        maps = violin.attention_maps(model, data["image"], [0, 5], blocks=[1])[1]
+        torch.testing.assert_close(maps, data["last_attention"][:, :, [0, 5]], rtol=1e-4, atol=1e-6)
+
+
+def check_golden(model, data):
+    image = data["image"].clone().requires_grad_()
+    out = model(image)
+    torch.testing.assert_close(out, data["output"], rtol=1e-4, atol=1e-5)
+    out.backward(data["d_output"])
+    torch.testing.assert_close(image.grad, data["d_image"], rtol=1e-3, atol=1e-5 * data["d_image"].abs().max().item())
+    for name, wanted in data.items():
+        if not name.startswith("grad."):
+            continue
+        layer, _, which = name[len("grad.") :].partition(".attn.")
+        mask = model.get_submodule(layer).attn.violin
+        actual = mask.alpha.grad if which == "normalize" else mask.beta.grad[int(which.split(".")[1])]
+        torch.testing.assert_close(actual, wanted, rtol=1e-3, atol=1e-5 * max(wanted.abs().max().item(), 1e-3))
+
+
+def test_published_fixed_decay_and_training_wrappers():
+    weights = {"module.backbone.blocks.0.attn.ai_list": torch.full((8, 3), 0.996)}
+    model = violin.plug(build("vit"))
+    state = violin.unplug(model).state_dict()
+    weights.update({f"module.backbone.{name}": value for name, value in state.items()})
+    weights["module.backbone.blocks.1.attn.ai_list"] = torch.full((8, 3), 0.996)
+    violin.load_state(model, {"teacher": weights, "student": {}, "epoch": 3})
+    mask = model.blocks[0].attn.violin
+    assert mask.alpha is None and mask.config.decay == pytest.approx(0.996) and mask.gamma.shape == (8, 3)
+
+
+def test_weights_that_do_not_fit_are_named(tmp_path):
+    model = build("torchvision")
+    state = violin.weights.state(model)
+    del state["blocks.1.norm1.weight"]
+    with pytest.raises(violin.Error, match=r"1 missing \(blocks.1.norm1.weight\)"):
+        violin.load_state(model, state)
+    state["blocks.1.norm1.weight"] = torch.ones(7)
+    with pytest.raises(violin.Error, match=r"ln_1.weight is \[7\] in the weights and \[24\]"):
+        violin.load_state(model, state)
+    with pytest.raises(violin.Error, match="5 curves; say which"):
+        violin.load_state(build("torchvision"), {"blocks.0.attn.violin.beta": torch.zeros(5, 3)}, strict=False)
+    with pytest.raises(violin.Error, match="ai_list.0 is missing"):
+        violin.translate({"blocks.0.attn.ai_list.1": torch.zeros(3)})
+    (tmp_path / "evil.pth").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    with pytest.raises(violin.Error, match="evil.pth"):
+        violin.load_state(model, tmp_path / "evil.pth")
+
+
+def test_models_that_the_binary_does_not_have_are_refused(tmp_path, timm):
+    model = violin.plug(build("qk_norm"))
+    with pytest.raises(violin.Error, match="q_norm in its attention"):
+        violin.save(model, tmp_path / "m.safetensors")
+
+
+def test_the_binary_gives_the_same_logits(tmp_path, timm):
+    """Trained in Python, evaluated in C++."""
+    library = os.environ.get("VIOLIN_OPS_LIBRARY")
+    binary = Path(library).parent / "violin" if library else Path("violin")
+    verbs = subprocess.run([binary, "--help"], capture_output=True, text=True, check=False) if binary.exists() else None
+    if verbs is None or "features" not in verbs.stdout:
+        pytest.skip("there is no binary with the verb `features` beside the operator library")
+    x = torch.randn(2, 3, 32, 32)
+    _safetensors.save_file({"images": x}, tmp_path / "images.safetensors")
+    for name in ("vit", "deit_distilled", "registers", "average"):
+        model = violin.plug(build(name), init="none").eval()
+        violin.save(model, tmp_path / "m.safetensors")
+        out = tmp_path / f"{name}.safetensors"
+        arguments = [tmp_path / "m.safetensors", "--input", tmp_path / "images.safetensors", "--out", out]
+        done = subprocess.run([binary, "features", *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        tensors, _ = _safetensors.load_file(out)
+        torch.testing.assert_close(tensors["logits"], run(model, x), rtol=1e-4, atol=1e-5)
+
+
+def test_description_has_only_fields_that_the_binary_knows(timm):
+    source = Path(__file__).parent.parent.parent / "violin" / "nn" / "config.cpp"
+    text = source.read_text()
+    config = violin.model_config(violin.plug(build("registers"), blocks=[1], heads=[0]))
+    for field in (*config, *config["violin"]):
+        assert f'{{"{field}"' in text, field
+    json.dumps(config)
