@@ -13,11 +13,11 @@ from . import _library, curves, ops
 from .errors import Error
 from .layers import Attention, MultiheadAttention
 from .maps import attention_maps
-from .masks import MaskConfig, Tables, ViolinMask
+from .mask import MaskConfig, Tables, ViolinMask
 from .plugging import freeze, is_plugged, mask_parameters, masks, param_groups, plug, thaw, unplug
+from .weights import VERSION as __version__
 from .weights import load, load_state, model_config, save, translate
 
-__version__ = "0.1.0"
 LIBRARY = _library.PATH
 
 __all__ = [

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from . import ops
 from .errors import Error
-from .masks import Tables, ViolinMask
+from .mask import Tables, ViolinMask
 
 
 class GridRecorder:
@@ -166,7 +166,7 @@ class _Masked(nn.Module):
 class Attention(_Masked):
     """Self-attention with a mask from space-filling curves; takes the place of timm's Attention.
 
-    x [B,P+N,dim] -> [B,P+N,dim_out], prefix tokens first. mask: a :class:`~violin.masks.ViolinMask`, None for vanilla
+    x [B,P+N,dim] -> [B,P+N,dim_out], prefix tokens first. mask: a :class:`~violin.ViolinMask`, None for vanilla
     attention, or a dict of its options. prefix: number of class, distillation and register tokens; grid: the model's own.
     The other arguments are timm's.
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from . import curves as curve_module
 from .errors import Error
-from .masks import ViolinMask
+from .mask import ViolinMask
 from .plugging import masks as model_masks
 
 try:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .errors import Error
 from .layers import Attention, GridRecorder, MapRequest, MultiheadAttention, PairAttention
-from .masks import MaskConfig, ViolinMask, from_config
+from .mask import MaskConfig, ViolinMask, from_config
 
 _PACKED_CHILDREN = {"qkv", "q_norm", "k_norm", "attn_drop", "norm", "gate", "proj", "proj_drop"}
 
@@ -68,11 +68,12 @@ def _described(name: str, module: nn.Module) -> str:
     return f"{name or 'the model'} ({type(module).__name__})"
 
 
-def find(model: nn.Module) -> Structure:
-    """The vision transformer that the model is, or that is inside it; inside wrappers of training too."""
+def find(model: nn.Module, grid: Sequence[int] | None = None) -> Structure:
+    """The vision transformer that the model is, or that is inside it; inside wrappers of training too. grid: its own,
+    where the model does not say."""
     wrapped = unwrapped(model)
     if wrapped is not model:
-        return find(wrapped)
+        return find(wrapped, grid)
     found = [(name, module) for name, module in model.named_modules() if _is_vit(module)]
     found = [(name, module) for name, module in found if not any(name.startswith(other + ".") for other, _ in found)]
     if found and found[0][0] == "":
@@ -87,20 +88,22 @@ def find(model: nn.Module) -> Structure:
         names = ", ".join(name for name, _ in found)
         raise Error(f"the model holds several vision transformers ({names}); plug them one by one")
     name, vit = found[0]
-    return _structure(name + "." if name else "", vit)
+    return _structure(name + "." if name else "", vit, grid)
 
 
-def _structure(name: str, vit: Any) -> Structure:
+def _structure(name: str, vit: Any, grid: Any) -> Structure:
     if hasattr(vit, "conv_proj"):
         blocks = [(f"{name}encoder.layers.{child}", block) for child, block in vit.encoder.layers.named_children()]
         size, patch = _pair(vit.image_size), _pair(vit.patch_size)
-        grid = (size[0] // patch[0], size[1] // patch[1])
-        return Structure("torchvision", vit, name, blocks, vit.conv_proj, grid, int(vit.class_token.shape[1]))
+        grid = grid or (size[0] // patch[0], size[1] // patch[1])
+        return Structure("torchvision", vit, name, blocks, vit.conv_proj, _pair(grid), int(vit.class_token.shape[1]))
     embed = vit.patch_embed
     patches = getattr(embed, "proj", None)
     if not isinstance(patches, nn.Module):
         raise Error(f"{_described(name + 'patch_embed', embed)} has no projection `proj` from whose output the grid is known")
-    grid = getattr(embed, "grid_size", None) or getattr(embed, "patches_resolution", None)
+    plugged = getattr(vit, "_violin", None)
+    grid = grid or getattr(embed, "grid_size", None) or getattr(embed, "patches_resolution", None)
+    grid = grid or (plugged.grids.native if plugged is not None else None)
     if grid is None:
         if getattr(embed, "img_size", None) is None:
             raise Error(f"{_described(name + 'patch_embed', embed)} has no image size; give plug(grid=(height, width))")
@@ -281,7 +284,7 @@ def plug_config(
     """plug() with options in a MaskConfig."""
     if unwrapped(model) is not model:
         raise Error(f"the model is inside of {type(model).__name__} already; plug it first, then wrap or compile it")
-    structure = find(model)
+    structure = find(model, grid)
     if is_plugged(structure.vit):
         raise Error("the model has a mask already; violin.unplug(model) takes it out")
     places = sites(structure)
@@ -289,15 +292,14 @@ def plug_config(
         if not 0 <= block < len(places):
             raise Error(f"blocks are {list(config.blocks or ())}; expected numbers from 0 to {len(places) - 1}")
     places = [site for site in places if config.covers(site.block)]
-    native = _pair(grid) if grid is not None else structure.grid
-    grids = GridRecorder(native, structure.prefix)
+    grids = GridRecorder(structure.grid, structure.prefix)
     layers = []
     for site in places:
         weight = next(site.module.parameters())
         mask = from_config(
             config,
             int(site.module.num_heads),  # type: ignore[arg-type]
-            native,
+            structure.grid,
             seed=seed,
             name=f"blocks.{site.block}.attn.violin",
             device=weight.device,

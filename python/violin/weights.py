@@ -19,9 +19,12 @@ from torch import Tensor, nn
 from . import _safetensors
 from . import curves as curve_module
 from .errors import Error
-from .masks import MaskConfig, ViolinMask
+from .mask import MaskConfig, ViolinMask, longest
 from .plugging import Structure, find, masks, plug_config, sites, unwrapped
 
+_INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
+VERSION = "0.1.0"
+_ABOUT = ("model", "preprocessing", "classes")  # what a file says about itself, as JSON
 _TORCHVISION = (
     (r"^class_token$", "cls_token"),
     (r"^conv_proj\.", "patch_embed.proj."),
@@ -184,7 +187,7 @@ def save(
             tensors[f"blocks.{index}.attn.violin.rate"] = mask.rate_for(native)
     if classes is not None and config["num_classes"] != len(classes):
         raise Error(f"{len(classes)} class names for a model of {config['num_classes']} classes")
-    metadata = {"violin.model": json.dumps(config)}
+    metadata = {"violin.model": json.dumps(config), "violin.version": VERSION}
     shown = _preprocessing(model, preprocessing, config)
     if shown is not None:
         metadata["violin.preprocessing"] = json.dumps(shown)
@@ -213,8 +216,8 @@ def _preprocessing(
     known = {
         "size": source.get("size", source["input_size"][-1] if source.get("input_size") else size[1]),
         "crop_pct": source.get("crop_pct", 0.875),
-        "crop": {"center": "centre", "squash": "squash"}.get(source.get("crop_mode", ""), source.get("crop", "centre")),
-        "interpolation": source.get("interpolation", "bicubic"),
+        "crop": "squash" if "squash" in (source.get("crop_mode"), source.get("crop")) else "centre",
+        "interpolation": source["interpolation"] if source.get("interpolation") in _INTERPOLATIONS else "bicubic",
         "mean": list(source.get("mean", (0.485, 0.456, 0.406))),
         "std": list(source.get("std", (0.229, 0.224, 0.225))),
     }
@@ -319,7 +322,7 @@ def load_state(
     """
     raw, metadata = _read(source)
     weights = translate(_unwrap(raw))
-    about = {key[len("violin.") :]: _parsed(key, text) for key, text in metadata.items() if key.startswith("violin.")}
+    about = {key: _parsed("violin." + key, metadata["violin." + key]) for key in _ABOUT if "violin." + key in metadata}
     described = about.get("model") or {}
     structure = find(model)
     names = {_canonical(structure, name): name for name in structure.vit.state_dict()}
@@ -332,7 +335,7 @@ def load_state(
     for index, (_, mask) in _indexed_masks(model):
         key = f"blocks.{index}.attn.violin.rate"
         if native is not None and native != mask.grid and key in weights:
-            other = curve_module.ranks(mask.curve_names, native).amax((1, 2)).clamp_min(1).view(mask._units.shape)
+            other = longest(",".join(mask.curve_names), native).view(mask._units.shape)
             weights[key] = weights[key] * mask._units.cpu() / other
     if hasattr(structure.vit, "register_tokens") and "reg_token" in weights:
         raise Error("weights cannot be put back into DINOv2's own class: its class token has a position of its own")

@@ -234,6 +234,13 @@ def test_copies_and_pickles_stand_alone():
             torch.testing.assert_close(other.tables((3, 3)).gain, 3 * mask.tables((3, 3)).gain)
 
 
+def test_modules_without_memory_get_it_later():
+    mask = violin.ViolinMask(3, "snake", init="spread", masked_heads=[0, 2], parameterisation="rate", device="meta")
+    mask.to_empty(device="cpu").reset_parameters()
+    same = violin.ViolinMask(3, "snake", init="spread", masked_heads=[0, 2], parameterisation="rate")
+    assert torch.equal(mask.tables((3, 3), 1).gain, same.tables((3, 3), 1).gain)
+
+
 def test_mistakes_name_the_option():
     for options, message in [
         ({"strategy": "mul"}, "unknown masking strategy 'mul'"),

@@ -21,7 +21,7 @@ def test_examples_in_docstrings(name):
     module = importlib.import_module(name)
     result = doctest.testmod(module, extraglobs={"torch": torch})
     assert result.failed == 0
-    if name in ("violin", "violin.ops", "violin.curves", "violin.masks", "violin.layers"):
+    if name in ("violin", "violin.ops", "violin.curves", "violin.mask", "violin.layers"):
         assert result.attempted > 0
 
 

@@ -143,6 +143,20 @@ def test_first_step_moves_the_mask_and_only_training_builds_gradients():
         assert mask.rate.detach().abs().max() > 0
 
 
+def test_own_grid_is_asked_for_where_the_model_has_none(timm):
+    from timm.models.vision_transformer import VisionTransformer
+
+    model = VisionTransformer(
+        img_size=32, patch_size=8, embed_dim=24, depth=1, num_heads=3, pos_embed="none", dynamic_img_size=True
+    )
+    model.patch_embed.img_size = model.patch_embed.grid_size = None
+    with pytest.raises(violin.Error, match=r"patch_embed \(PatchEmbed\) has no image size; give plug\(grid="):
+        violin.plug(model)
+    violin.plug(model, grid=(4, 4))
+    assert next(violin.masks(model))[1].grid == (4, 4)
+    run(model, images((16, 40)))
+
+
 def test_copies_know_their_own_grids():
     model = violin.plug(build("dynamic"), init="spread").eval()
     other = copy.deepcopy(model)

@@ -212,24 +212,70 @@ def test_models_that_the_binary_does_not_have_are_refused(tmp_path, timm):
         violin.save(model, tmp_path / "m.safetensors")
 
 
-def test_the_binary_gives_the_same_logits(tmp_path, timm):
-    """Trained in Python, evaluated in C++."""
+@pytest.fixture
+def binary():
+    """Runs the command that stands beside the operator library."""
     library = os.environ.get("VIOLIN_OPS_LIBRARY")
-    binary = Path(library).parent / "violin" if library else Path("violin")
-    verbs = subprocess.run([binary, "--help"], capture_output=True, text=True, check=False) if binary.exists() else None
-    if verbs is None or "features" not in verbs.stdout:
+    path = Path(library).parent / "violin" if library else Path("violin")
+    shown = subprocess.run([path, "--help"], capture_output=True, text=True, check=False) if path.exists() else None
+    if shown is None or "features" not in shown.stdout:
         pytest.skip("there is no binary with the verb `features` beside the operator library")
+
+    def call(*arguments):
+        command = [path, *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return call
+
+
+@pytest.mark.parametrize("name", ["vit", "deit_distilled", "registers", "average", "torchvision", "dino"])
+def test_the_binary_gives_the_same_logits(name, binary, tmp_path):
+    """Trained in Python, evaluated in C++, and back: both parameterisations, all tensors."""
     x = torch.randn(2, 3, 32, 32)
     _safetensors.save_file({"images": x}, tmp_path / "images.safetensors")
-    for name in ("vit", "deit_distilled", "registers", "average"):
-        model = violin.plug(build(name), init="none").eval()
-        violin.save(model, tmp_path / "m.safetensors")
-        out = tmp_path / f"{name}.safetensors"
-        arguments = [tmp_path / "m.safetensors", "--input", tmp_path / "images.safetensors", "--out", out]
-        done = subprocess.run([binary, "features", *arguments], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        tensors, _ = _safetensors.load_file(out)
+    for options in (
+        {"init": "none"},
+        {"init": "spread", "parameterisation": "rate", "prefix_decay": "learned", "curve_weights": True, "heads": [1]},
+        {"init": "identity", "curves": "hilbert,z_T", "strategy": "add_v1", "blocks": [1]},
+    ):
+        model = violin.plug(build(name), **options).eval()
+        with torch.no_grad():
+            for parameter in violin.mask_parameters(model):
+                parameter.add_(torch.rand_like(parameter) * 0.3)
+        classes = [f"c{i}" for i in range(5)] if name != "dino" else None
+        violin.save(model, tmp_path / "m.safetensors", classes, {"size": 32, "crop_pct": 1.0})
+        arguments = ["--input", tmp_path / "images.safetensors", "--device", "cpu", "--threads", "1"]
+        binary("features", tmp_path / "m.safetensors", *arguments, "--out", tmp_path / "out.safetensors")
+        tensors, _ = _safetensors.load_file(tmp_path / "out.safetensors")
         torch.testing.assert_close(tensors["logits"], run(model, x), rtol=1e-4, atol=1e-5)
+        binary("convert", tmp_path / "m.safetensors", tmp_path / "again.safetensors")
+        fresh = build(name).eval()
+        about = violin.load_state(fresh, tmp_path / "again.safetensors")
+        torch.testing.assert_close(run(fresh, x), run(model, x), rtol=1e-5, atol=1e-6)
+        assert about.get("classes") == classes and about["preprocessing"]["crop_pct"] == 1
+        for path in tmp_path.glob("*.safetensors"):
+            if path.name != "images.safetensors":
+                path.unlink()
+
+
+@pytest.mark.parametrize("init", ["pretrain", "finetune", "none", "spread", "identity"])
+@pytest.mark.parametrize("parameterisation", ["auto", "rate"])
+def test_a_seed_gives_the_initial_values_of_the_binary(init, parameterisation, binary, tmp_path):
+    model = build("torchvision")
+    violin.save(model, tmp_path / "vanilla.safetensors")
+    options = {"init": init, "parameterisation": parameterisation, "prefix_decay": "learned", "curve_weights": True}
+    violin.plug(model, seed=0, **options)
+    (tmp_path / "config.json").write_text(json.dumps(violin.model_config(model)))
+    binary("convert", tmp_path / "vanilla.safetensors", tmp_path / "masked.safetensors",
+           "--config", tmp_path / "config.json", "--allow-missing")  # fmt: skip
+    theirs, _ = _safetensors.load_file(tmp_path / "masked.safetensors")
+    ours = violin.weights.state(model)
+    names = [name for name in ours if ".violin." in name]
+    assert len(names) == 8
+    for name in names:
+        torch.testing.assert_close(theirs[name], ours[name], rtol=1e-6, atol=0)
 
 
 def test_description_has_only_fields_that_the_binary_knows(timm):

@@ -150,6 +150,12 @@ def generator_for(seed: int, name: str) -> torch.Generator:
     return torch.Generator().manual_seed(state)
 
 
+def longest(curve_list: str, grid: Sequence[int]) -> Tensor:
+    """The longest distance along each curve on a grid, the unit of ``rate``: int32 [C]."""
+    ranks = curve_module.coordinates(curve_list, int(grid[0]), int(grid[1]), torch.device("cpu"))
+    return ranks.amax((1, 2)).clamp_min(1)
+
+
 def _bounded(rate: Tensor) -> Tensor:
     """max(rate, 0) whose gradient is that of rate everywhere, so that a decay that starts at the bound can leave it."""
     return rate + (rate.clamp_min(0) - rate).detach()
@@ -229,8 +235,7 @@ class ViolinMask(nn.Module):
         units = torch.ones(0, dtype=torch.int32)
         if count:
             native = curve_module.coordinates(self._curve_list, *self.grid, torch.device("cpu"))
-            axes = native.shape[1]
-            units = native.amax((1, 2)).clamp_min(1)
+            axes, units = native.shape[1], longest(self._curve_list, self.grid)
         decay_shape = (count, axes, masked) if decay_per_axis else (count, masked)
         options: dict[str, Any] = {"device": device, "dtype": dtype or torch.float32}
 
@@ -318,6 +323,17 @@ class ViolinMask(nn.Module):
         draw("alpha", alpha)
         self.drop_tables()
 
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Initial values from torch's generator, and what else a module on the meta device lacks once it has memory."""
+        if self.curve_names:
+            self._units.copy_(longest(self._curve_list, self.grid).view(self._units.shape))
+        if self._head_index is not None:
+            self._head_index.copy_(torch.tensor(self.masked_heads))
+        if self.gamma is not None:
+            self.gamma.fill_(self.config.decay)
+        self.initialise()
+
     # -- decay and mask ------------------------------------------------------------------------------------------------
 
     def log_decay(self) -> Tensor:
@@ -342,8 +358,7 @@ class ViolinMask(nn.Module):
         """``rate`` of the same decay where ``grid`` is the model's own."""
         if self.rate is None:
             raise Error("this mask has no rate")
-        native = curve_module.coordinates(self._curve_list, int(grid[0]), int(grid[1]), torch.device("cpu"))
-        units = native.amax((1, 2)).clamp_min(1).view(self._units.shape).to(self._units.device)
+        units = longest(self._curve_list, grid).view(self._units.shape).to(self._units.device)
         return self.rate.detach() * units / self._units
 
     def prefix_log_decay(self) -> Tensor | None:
