@@ -10,6 +10,7 @@
 #include <exception>
 #include <map>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -82,21 +83,18 @@ class Loader::State {
       throw Error("workers " + std::to_string(options.workers) + " must be 0 to 1024");
     }
     options.prefetch = std::max<std::int64_t>(options.prefetch, 1);
-    for (int i = 0; i < options.workers; ++i) workers.emplace_back([this] { work(); });
+    try {
+      for (int i = 0; i < options.workers; ++i) workers.emplace_back([this] { work(); });
+    } catch (const std::system_error& error) {
+      end_workers();
+      throw Error("cannot start " + std::to_string(options.workers) + " workers: " + error.what() + "; choose fewer");
+    }
   }
 
   State(const State&) = delete;
   State& operator=(const State&) = delete;
 
-  ~State() {
-    {
-      const std::lock_guard lock(mutex);
-      stop = true;
-      cancelled = true;
-    }
-    work_left.notify_all();
-    for (std::thread& worker : workers) worker.join();
-  }
+  ~State() { end_workers(); }
 
   void start(std::vector<Pick> order, std::int64_t size, std::int64_t new_epoch, std::int64_t first) {
     if (size < 1) throw Error("batch size " + std::to_string(size) + " must be at least 1");
@@ -142,6 +140,16 @@ class Loader::State {
   Cache cache;
 
  private:
+  void end_workers() {
+    {
+      const std::lock_guard lock(mutex);
+      stop = true;
+      cancelled = true;
+    }
+    work_left.notify_all();
+    for (std::thread& worker : workers) worker.join();
+  }
+
   // The buffer of a batch that the caller has dropped is used again: fresh memory of this size is slow. Page-locked
   // memory is kept by torch itself, which knows when a copy to the GPU has ended.
   torch::Tensor buffer(std::int64_t count) {
