@@ -3,8 +3,9 @@
     python3 bench/gpu/attention.py [build/libviolin_ops.so] [--shapes abce] [--repeats 30] [--layout heads|packed] [--json FILE]
 
 For each shape (B, h, N, d) in bfloat16, with a float32 gain table per head and gradients for q, k, v and the table: milliseconds
-forward and forward + backward (median, and the middle half of the runs), and the error of the output and of the worst gradient
-against float64, relative in norm. cuDNN and FlashAttention-2 have no mask: their lines are what a mask costs nothing against.
+forward and forward + backward (median, and the middle half of the runs), the largest memory that forward + backward takes beyond
+the inputs, and the error of the output and of the worst gradient against float64, relative in norm. cuDNN and FlashAttention-2 have
+no mask: their lines are what a mask costs nothing against; the last line compares memory with cuDNN's plus the table and its gradient.
 FlexAttention multiplies by a bfloat16 mask; it, the compiled and the plain formula give all gradients.
 """
 import argparse
@@ -34,6 +35,17 @@ def timed(function, repeats, warmup=5):
     torch.cuda.synchronize()
     low, middle, high = statistics.quantiles([a.elapsed_time(b) for a, b in events], n=4)
     return middle, low, high
+
+
+def peak_memory(function):
+    """Bytes beyond what is allocated before, results included."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = function()
+    torch.cuda.synchronize()
+    del result
+    return torch.cuda.max_memory_allocated() - before
 
 
 def formula(q, k, v, gain):
@@ -125,7 +137,7 @@ def main():
         if "plain" in peers:
             runs.append(("formula, plain", lambda: (lambda: formula(q, k, v, gain)), (q, k, v, gain), True))
 
-        print(f"\n{name} B={B} h={h} N={N} d={d}  {'ms forward':>22} {'forward+backward':>26}  error out / gradients")
+        print(f"\n{name} B={B} h={h} N={N} d={d}  {'ms forward':>22} {'forward+backward':>26} {'MiB':>9}  error out / gradients")
         for label, make, leaves, masked in runs:
             try:
                 run = make()
@@ -139,15 +151,18 @@ def main():
 
                 f = timed(forward, args.repeats)
                 fb = timed(both, args.repeats)
+                memory = peak_memory(both)
                 errors = None
                 if ref is not None and masked:
                     grads = both()
                     errors = (error(forward(), ref[0]), max(error(g, r) for g, r in zip(grads, ref[1])))
                     del grads
                 text = "" if errors is None else f"{errors[0]:.1e} / {errors[1]:.1e}"
-                print(f"  {label:26} {f[0]:8.3f} ({f[1]:.3f}-{f[2]:.3f}) {fb[0]:10.3f} ({fb[1]:.3f}-{fb[2]:.3f})  {text}",
+                print(f"  {label:26} {f[0]:8.3f} ({f[1]:.3f}-{f[2]:.3f}) {fb[0]:10.3f} ({fb[1]:.3f}-{fb[2]:.3f}) "
+                      f"{memory / 2**20:9.1f}  {text}",
                       flush=True)
-                rows.append({"shape": name, "what": label, "forward": f, "forward_backward": fb, "error": errors})
+                rows.append({"shape": name, "what": label, "forward": f, "forward_backward": fb, "memory": memory,
+                             "error": errors})
             except Exception as problem:  # a peer that cannot run here is reported, not fatal
                 print(f"  {label:26} failed: {str(problem).splitlines()[0][:100]}", flush=True)
             torch.cuda.empty_cache()
@@ -157,6 +172,10 @@ def main():
                 f = by["violin"]["forward"][0] / by[peer]["forward"][0]
                 fb = by["violin"]["forward_backward"][0] / by[peer]["forward_backward"][0]
                 print(f"  violin / {peer}: {f:.2f} forward, {fb:.2f} forward+backward")
+        if "violin" in by and "cuDNN, no mask" in by:
+            tables = 2 * gain.numel() * gain.element_size()
+            ratio = by["violin"]["memory"] / (by["cuDNN, no mask"]["memory"] + tables)
+            print(f"  memory of violin / (cuDNN + table and its gradient): {ratio:.2f}")
     if args.json:
         with open(args.json, "w") as file:
             json.dump(rows, file, indent=1)

@@ -244,7 +244,9 @@ class Bench:
                 torch._dynamo.reset()
                 self.free()
         if args.json:
-            Path(args.json).write_text(json.dumps({"device": device, "torch": torch.__version__, "rows": self.results}, indent=1))
+            Path(args.json).write_text(
+                json.dumps({"device": device, "torch": torch.__version__, "rows": self.results}, indent=1)
+            )
 
 
 def main(argv=None):

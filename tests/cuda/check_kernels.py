@@ -181,20 +181,28 @@ def mask_reference(ranks, log_decay, weight, prefix, prefix_decay, log_space):
 
 def check_mask(kernels, only):
     failures = 0
-    for G, C, A, N, h, prefix, per_axis, weighted, learned, log_space, dtype in [
-            (1, 8, 1, 196, 6, 0, 0, 0, 0, 0, torch.float32), (1, 8, 1, 196, 6, 1, 0, 1, 1, 0, torch.float32),
-            (2, 3, 2, 60, 12, 2, 1, 1, 1, 0, torch.float32), (1, 8, 1, 100, 3, 1, 0, 1, 0, 1, torch.float32),
-            (2, 11, 3, 33, 9, 5, 1, 1, 1, 1, torch.float64), (1, 1, 1, 1, 1, 0, 0, 0, 0, 0, torch.float32),
-            (3, 8, 2, 64, 16, 1, 0, 1, 1, 0, torch.float64), (1, 8, 1, 1024, 6, 0, 0, 0, 0, 0, torch.float32)]:
-        name = f"mask G{G} C{C} A{A} N{N} h{h} P{prefix} axis{per_axis} w{weighted} cls{learned} log{log_space} {dtype}"
+    # spread 1: ranks are permutations, the gradient goes through histograms; 4: ranks with gaps; 0: with ties
+    for spread, G, C, A, N, h, prefix, per_axis, weighted, learned, log_space, dtype in [
+            (4, 1, 8, 1, 196, 6, 0, 0, 0, 0, 0, torch.float32), (4, 1, 8, 1, 196, 6, 1, 0, 1, 1, 0, torch.float32),
+            (4, 2, 3, 2, 60, 12, 2, 1, 1, 1, 0, torch.float32), (4, 1, 8, 1, 100, 3, 1, 0, 1, 0, 1, torch.float32),
+            (4, 2, 11, 3, 33, 9, 5, 1, 1, 1, 1, torch.float64), (4, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, torch.float32),
+            (4, 3, 8, 2, 64, 16, 1, 0, 1, 1, 0, torch.float64), (4, 1, 8, 1, 1024, 6, 0, 0, 0, 0, 0, torch.float32),
+            (1, 1, 8, 1, 196, 6, 1, 0, 1, 1, 0, torch.float32), (1, 1, 8, 1, 1024, 6, 0, 0, 0, 0, 0, torch.float32),
+            (1, 3, 5, 1, 700, 3, 2, 0, 1, 1, 0, torch.float64), (1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, torch.float32),
+            (1, 1, 3, 1, 4096, 2, 0, 0, 1, 0, 0, torch.float32), (1, 1, 2, 1, 2049, 1, 1, 0, 1, 0, 0, torch.float64),
+            (1, 1, 8, 1, 5000, 1, 0, 0, 0, 0, 0, torch.float32), (0, 1, 3, 1, 300, 2, 0, 0, 1, 0, 0, torch.float32),
+            (1, 2, 3, 2, 60, 12, 2, 1, 1, 1, 0, torch.float32), (0, 1, 2, 2, 400, 3, 1, 0, 1, 1, 0, torch.float32)]:
+        name = (f"mask ranks{spread} G{G} C{C} A{A} N{N} h{h} P{prefix} axis{per_axis} w{weighted} cls{learned} "
+                f"log{log_space} {dtype}")
         if only and only not in name:
             continue
         g = torch.Generator("cuda").manual_seed(7)
-        ranks = torch.stack([torch.randperm(4 * N, generator=g, device="cuda")[:N] for _ in range(G * C * A)])
+        ranks = torch.stack([torch.randperm(max(spread, 1) * N, generator=g, device="cuda")[:N] for _ in range(G * C * A)])
+        ranks = ranks if spread else ranks // 2
         ranks = ranks.view(G, C, A, N).int()
         shape = (C, A, h) if per_axis else (C, h)
         rand = lambda *s: torch.rand(*s, generator=g, device="cuda", dtype=torch.float64)
-        leaves = [-0.05 * rand(*shape), rand(C, h) + 0.1 if weighted else None, -rand(h) if learned else None]
+        leaves = [-min(0.05, 10 / N) * rand(*shape), rand(C, h) + 0.1 if weighted else None, -rand(h) if learned else None]
         leaves = [None if x is None else x.to(dtype) for x in leaves]
         size = prefix + N
         dout = torch.randn(G, h, size, size, generator=g, device="cuda", dtype=torch.float64).to(dtype)

@@ -238,11 +238,11 @@ __global__ void __launch_bounds__(kThreads, 1)
         wgmma_fence();
         multiply_add<T>(sum, weights, v_tile);
         wgmma_commit();
-        wgmma_wait<0>();
-        pin(sum);
-        release(empty + s);
       }
     }
+    wgmma_wait<0>();
+    pin(sum);
+    release(empty + (first_step + key_tiles - 1) % kStages);
     release(q_empty + round % 2);
     float inverse[2];
 #pragma unroll

@@ -1,14 +1,14 @@
 // The decay mask and its gradient on the GPU.
 //
-// The CPU gathers powers from rows of numbers; here a power costs less than a gather: the special-function units give
-// 16 powers a clock and multiprocessor, a warp's gather from shared memory about half of that because its banks
-// collide. So each power is 2^(distance * log2 gamma), with log2 gamma as a sum of two numbers so that only the last
-// rounding of the exponent counts. A thread makes one (i, j) for up to eight heads at once and so computes distances
-// once. Nothing depends on how large ranks are, so no bound has to be known.
+// Per (curve, axis, head) the powers gamma^0 ... gamma^(N-1) are a row of N numbers, each 2^(k * log2 gamma) with log2
+// gamma as a sum of two numbers so that only the last rounding of the exponent counts. The mask gathers from these rows
+// in shared memory; a block has 16 rows of a head. A distance of N or more, which no curve of a grid has, is computed.
 //
-// Backward: a block owns (a share of the rows, a head, up to eight curve axes) and sums dM * power * distance in
-// float32 over 16 elements, those sums in double; a second kernel adds the blocks' sums in order. No atomics, the same
-// bits each time.
+// Backward, where each curve's ranks are a permutation: the histogram of dM over distances. A thread owns distances k;
+// of a row i it takes the two tokens whose rank is k away from i's, found through the inverse permutation, so that
+// nothing is added to by two threads. Sums over 16 rows in float32, then contracted with the powers in double, block by
+// block in order. Where ranks are something else (more axes, ties, gaps) each power is computed again: which of the two
+// it is, is decided on the device. log M cannot be gathered and computes its powers too.
 #include "violin/kernels/cuda/decay_mask.h"
 
 #include "violin/kernels/cuda/common.cuh"
@@ -21,6 +21,14 @@ constexpr int kHeads = 8;     // heads per block of the forward pass
 constexpr int kLanes = 8;     // (curve, axis) pairs per block of the backward pass
 constexpr int kShares = 256;  // row shares of the backward pass
 constexpr int kTermsPerSum = 16;
+constexpr int kRows = 16;                // rows per block of the gathering forward pass
+constexpr int kBinThreads = 512;         // threads of a block that makes histograms
+constexpr int kBinCurves = 4;            // curves per block there
+constexpr int kMostTokens = 4096;        // up to which histograms fit into registers
+constexpr int kTableBytes = 160 * 1024;  // powers that are copied to shared memory; more are gathered from cache
+constexpr int kSmallTableBytes = 40 * 1024;
+constexpr int kFewBlocks = 132;
+constexpr int kManyBlocks = 1024;
 
 // 2^x and the splitting of log2 gamma, per type.
 __device__ __forceinline__ float power(float x) {
@@ -84,9 +92,106 @@ __device__ __forceinline__ T prefix_value(const DecayMask& m, int h, bool diagon
   return m.log_space ? x : exp(x);
 }
 
-// One block per (g, i, chunk of heads), threads over j. Shared memory: rates [C * axes][kHeads], weights [C][kHeads].
+// The rows of powers: table [lane][head][N], where a lane is a (curve, axis) with its own decay.
 template <class T>
-__global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant__ DecayMaskForward p) {
+__global__ void __launch_bounds__(kThreads) table_kernel(const __grid_constant__ DecayMask m, T* table) {
+  const int n = static_cast<int>(m.tokens);
+  const int k = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
+  if (k >= n) return;
+  const Rate<T> rate = make_rate(static_cast<const T*>(m.log_decay)[blockIdx.y]);
+  table[static_cast<std::int64_t>(blockIdx.y) * n + k] = power(exponent(rate, static_cast<T>(k)));
+}
+
+// The power of a distance that is not in the table. Not inlined: it is hardly ever called.
+template <class T>
+__device__ __noinline__ T far_power(const DecayMask& m, int lane, int h, int far) {
+  return power(exponent(make_rate(static_cast<const T*>(m.log_decay)[lane * m.heads + h]), static_cast<T>(far)));
+}
+
+// M by gathering. A block has one head of one group and takes kRows rows after kRows rows, threads over j. Shared
+// memory: this head's powers [lane][N] if they fit, the rows' ranks [curve * axes][kRows].
+template <class T, int kGatherThreads, bool kCopied>
+__global__ void __launch_bounds__(kGatherThreads)
+    gather_kernel(const __grid_constant__ DecayMaskForward p, const T* table) {
+  const DecayMask& m = p.mask;
+  extern __shared__ __align__(16) unsigned char shared[];
+  const int n = static_cast<int>(m.tokens);
+  const int curves = static_cast<int>(m.curves);
+  const int axes = static_cast<int>(m.axes);
+  const int heads = static_cast<int>(m.heads);
+  const int prefix = static_cast<int>(m.prefix);
+  const int size = prefix + n;
+  const int h = static_cast<int>(blockIdx.y);
+  const std::int64_t g = blockIdx.z;
+  const int lanes = curves * (m.decay_per_axis ? axes : 1);
+  const std::int32_t* ranks = m.ranks + g * curves * axes * n;
+  T* powers = reinterpret_cast<T*>(shared);
+  int* own = reinterpret_cast<int*>(powers + (kCopied ? static_cast<std::int64_t>(lanes) * n : 0));
+  const T* from = table + static_cast<std::int64_t>(h) * n;
+  if constexpr (kCopied) {
+    for (int x = threadIdx.x; x < lanes * n; x += kGatherThreads) {
+      powers[x] = from[static_cast<std::int64_t>(x / n) * heads * n + x % n];
+    }
+  }
+  const auto gather = [&](int lane, int far) {
+    if (far >= n) return far_power<T>(m, lane, h, far);
+    return kCopied ? powers[lane * n + far] : from[static_cast<std::int64_t>(lane) * heads * n + far];
+  };
+  for (int first = static_cast<int>(blockIdx.x) * kRows; first < size; first += static_cast<int>(gridDim.x) * kRows) {
+    __syncthreads();
+    for (int x = threadIdx.x; x < curves * axes * kRows; x += kGatherThreads) {
+      const int i = first + x % kRows - prefix;
+      own[x] = i >= 0 && i < n ? ranks[x / kRows * n + i] : 0;
+    }
+    __syncthreads();
+    T* out = static_cast<T*>(p.out) + ((g * heads + h) * size + first) * size;
+    for (int j = threadIdx.x; j < size; j += kGatherThreads) {
+      T value[kRows] = {};
+      if (j >= prefix) {
+        for (int c = 0; c < curves; ++c) {
+          const T weight = weight_of<T>(m, c, h);
+          if (axes == 1) {
+            const int rank = ranks[c * n + j - prefix];
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) value[r] += weight * gather(c, abs(own[c * kRows + r] - rank));
+          } else if (m.decay_per_axis) {
+            T product[kRows];
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) product[r] = weight;
+            for (int x = c * axes; x < (c + 1) * axes; ++x) {
+              const int rank = ranks[x * n + j - prefix];
+#pragma unroll
+              for (int r = 0; r < kRows; ++r) product[r] *= gather(x, abs(own[x * kRows + r] - rank));
+            }
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) value[r] += product[r];
+          } else {
+            int far[kRows] = {};
+            for (int x = c * axes; x < (c + 1) * axes; ++x) {
+              const int rank = ranks[x * n + j - prefix];
+#pragma unroll
+              for (int r = 0; r < kRows; ++r) far[r] += abs(own[x * kRows + r] - rank);
+            }
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) value[r] += weight * gather(c, far[r]);
+          }
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const int i = first + r;
+        if (i >= size) continue;
+        out[static_cast<std::int64_t>(r) * size + j] =
+            i < prefix || j < prefix ? prefix_value<T>(m, h, i == j) : value[r];
+      }
+    }
+  }
+}
+
+// log M. One block per (g, i, chunk of heads), threads over j. Shared memory: rates [C * axes][kHeads], weights
+// [C][kHeads].
+template <class T>
+__global__ void __launch_bounds__(kThreads) log_kernel(const __grid_constant__ DecayMaskForward p) {
   const DecayMask& m = p.mask;
   extern __shared__ __align__(16) unsigned char shared[];
   const int curves = static_cast<int>(m.curves);
@@ -115,7 +220,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
     T value[kHeads];
     if (i < prefix || j < prefix) {
       for (int k = 0; k < kHeads; ++k) value[k] = prefix_value<T>(m, min(h0 + k, heads - 1), i == j);
-    } else if (m.log_space) {
+    } else {
       for (int k = 0; k < kHeads; ++k) {
         T top = -static_cast<T>(INFINITY);
         for (int c = 0; c < curves; ++c) {
@@ -127,24 +232,6 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
                  power(curve_exponent(m, ranks, rates + k, c, kHeads, i - prefix, j - prefix) - top);
         }
         value[k] = top * ln2 + log(sum);
-      }
-    } else {
-      for (int k = 0; k < kHeads; ++k) value[k] = 0;
-      if (m.decay_per_axis) {
-        for (int c = 0; c < curves; ++c)
-          for (int k = 0; k < kHeads; ++k) {
-            value[k] +=
-                weights[c * kHeads + k] * power(curve_exponent(m, ranks, rates + k, c, kHeads, i - prefix, j - prefix));
-          }
-      } else {
-        for (int c = 0; c < curves; ++c) {
-          int far = 0;
-          for (int a = 0; a < m.axes; ++a) far += distance(ranks + (c * m.axes + a) * m.tokens, i - prefix, j - prefix);
-          const T x = static_cast<T>(far);
-#pragma unroll
-          for (int k = 0; k < kHeads; ++k)
-            value[k] += weights[c * kHeads + k] * power(exponent(rates[c * kHeads + k], x));
-        }
       }
     }
 #pragma unroll
@@ -162,16 +249,115 @@ __device__ double block_sum(double x, double* shared) {
   __syncthreads();
   double sum = 0;
   if (threadIdx.x == 0) {
-    for (int w = 0; w < kThreads / 32; ++w) sum += shared[w];
+    for (int w = 0; w < static_cast<int>(blockDim.x) / 32; ++w) sum += shared[w];
   }
   return sum;
 }
 
+// inverse [G,C,N], and in bad [G,C] whether the ranks are no permutation of 0 ... N - 1. One block per (g, c).
+__global__ void __launch_bounds__(kThreads)
+    invert_kernel(const __grid_constant__ DecayMask m, std::int32_t* inverse, int* bad) {
+  const int n = static_cast<int>(m.tokens);
+  const std::int32_t* ranks = m.ranks + static_cast<std::int64_t>(blockIdx.x) * n;
+  volatile std::int32_t* to = inverse + static_cast<std::int64_t>(blockIdx.x) * n;
+  const auto inside = [&](int rank) { return rank >= 0 && rank < n; };
+  for (int j = threadIdx.x; j < n; j += kThreads) {
+    if (inside(ranks[j])) to[ranks[j]] = j;
+  }
+  __syncthreads();
+  int wrong = 0;
+  for (int j = threadIdx.x; j < n; j += kThreads) wrong |= !inside(ranks[j]) || to[ranks[j]] != j;
+  wrong = __syncthreads_or(wrong);
+  if (threadIdx.x == 0) bad[blockIdx.x] = wrong;
+}
+__device__ __forceinline__ bool all_permutations(const DecayMask& m, const int* bad) {
+  int wrong = 0;
+  for (int x = threadIdx.x; x < m.groups * m.curves; x += static_cast<int>(blockDim.x)) wrong |= bad[x];
+  return !__syncthreads_or(wrong);
+}
+
+// parts as below, from histograms: of one share of the rows, one head, up to kBinCurves curves. Thread x owns distances
+// x, x + kBinThreads, ...
+template <class T, int kBins>
+__global__ void __launch_bounds__(kBinThreads)
+    histogram_kernel(const __grid_constant__ DecayMaskBackward p, const T* table, const std::int32_t* inverse,
+                     const int* bad, double* parts) {
+  const DecayMask& m = p.mask;
+  if (!all_permutations(m, bad)) return;
+  extern __shared__ __align__(16) unsigned char shared[];  // two rows of dM
+  __shared__ double sums[kBinThreads / 32];
+  const int n = static_cast<int>(m.tokens);
+  const int curves = static_cast<int>(m.curves);
+  const int heads = static_cast<int>(m.heads);
+  const int h = static_cast<int>(blockIdx.y);
+  const int c0 = static_cast<int>(blockIdx.z) * kBinCurves;
+  const std::int64_t size = m.prefix + n;
+  double slopes[kBinCurves] = {};
+  double masses[kBinCurves] = {};
+  T bins[kBinCurves][kBins] = {};
+  const auto fold = [&] {
+#pragma unroll
+    for (int x = 0; x < kBinCurves; ++x)
+#pragma unroll
+      for (int b = 0; b < kBins; ++b) {
+        const int k = static_cast<int>(threadIdx.x) + b * kBinThreads;
+        if (k < n && c0 + x < curves) {
+          const double mass = static_cast<double>(bins[x][b]) *
+                              static_cast<double>(table[(static_cast<std::int64_t>(c0 + x) * heads + h) * n + k]);
+          masses[x] += mass;
+          slopes[x] += mass * k;
+        }
+        bins[x][b] = 0;
+      }
+  };
+  int count = 0;
+  for (std::int64_t at = blockIdx.x; at < m.groups * n; at += kShares, ++count) {
+    const std::int64_t g = at / n;
+    const int i = static_cast<int>(at % n);
+    const T* dout = static_cast<const T*>(p.dout) + ((g * heads + h) * size + m.prefix + i) * size + m.prefix;
+    T* row = reinterpret_cast<T*>(shared) + count % 2 * n;
+#pragma unroll
+    for (int b = 0; b < kBins; ++b) {
+      const int j = static_cast<int>(threadIdx.x) + b * kBinThreads;
+      if (j < n) row[j] = dout[j];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int x = 0; x < kBinCurves; ++x) {
+      if (c0 + x >= curves) continue;
+      const std::int64_t curve = (g * curves + c0 + x) * n;
+      const int rank = m.ranks[curve + i];
+#pragma unroll
+      for (int b = 0; b < kBins; ++b) {
+        const int k = static_cast<int>(threadIdx.x) + b * kBinThreads;
+        T sum = 0;
+        if (rank + k < n) sum = row[inverse[curve + rank + k]];
+        if (k > 0 && rank >= k) sum += row[inverse[curve + rank - k]];
+        bins[x][b] += sum;
+      }
+    }
+    if (count % kTermsPerSum == kTermsPerSum - 1) fold();
+  }
+  fold();
+#pragma unroll
+  for (int x = 0; x < kBinCurves; ++x) {
+    const double slope = block_sum(slopes[x], sums);
+    const double mass = block_sum(masses[x], sums);
+    if (threadIdx.x == 0 && c0 + x < curves) {
+      double* to = parts + ((static_cast<std::int64_t>(blockIdx.x) * heads + h) * curves + c0 + x) * 2;
+      to[0] = slope * static_cast<double>(weight_of<T>(m, c0 + x, h));
+      to[1] = mass;
+    }
+  }
+}
+
 // parts [kShares][heads][lanes][2]: the sums of dM w power distance, and of dM power, where a lane is a (curve, axis).
+// With bad given, only where histograms were not possible.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    backward_kernel(const __grid_constant__ DecayMaskBackward p, double* parts) {
+    backward_kernel(const __grid_constant__ DecayMaskBackward p, const int* bad, double* parts) {
   const DecayMask& m = p.mask;
+  if (bad && all_permutations(m, bad)) return;
   extern __shared__ __align__(16) unsigned char shared[];
   const int curves = static_cast<int>(m.curves);
   const int axes = m.decay_per_axis ? static_cast<int>(m.axes) : 1;
@@ -307,29 +493,118 @@ std::int64_t lanes_of(const DecayMask& m) {
   return m.curves * (m.decay_per_axis ? m.axes : 1);
 }
 
+std::size_t table_bytes(const DecayMask& m) {
+  return align256(static_cast<std::size_t>(lanes_of(m) * m.heads * m.tokens) * (m.dtype == DType::kFloat64 ? 8 : 4));
+}
+// Whether the gradient goes through histograms if the ranks allow it.
+bool has_histogram(const DecayMask& m) {
+  return !m.log_space && !m.decay_per_axis && m.axes == 1 && m.tokens <= kMostTokens;
+}
+
+// Where things are in the scratch of the backward pass.
+struct Layout {
+  std::size_t table, inverse, bad, bytes;
+};
+Layout layout(const DecayMask& m) {
+  Layout l{};
+  l.table = align256(static_cast<std::size_t>(kShares * m.heads * lanes_of(m) * 2) * sizeof(double));
+  l.inverse = l.bad = l.bytes = l.table;
+  if (has_histogram(m)) {
+    l.inverse = l.table + table_bytes(m);
+    l.bad = l.inverse + align256(static_cast<std::size_t>(m.groups * m.curves * m.tokens) * 4);
+    l.bytes = l.bad + align256(static_cast<std::size_t>(m.groups * m.curves) * 4);
+  }
+  return l;
+}
+
 template <class T>
-cudaError_t forward(const DecayMaskForward& p, cudaStream_t stream) {
-  const DecayMask& m = p.mask;
-  const std::int64_t rows = m.groups * (m.prefix + m.tokens);
-  if (rows == 0 || m.heads == 0) return cudaSuccess;
-  const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(ceil_div(m.heads, kHeads)));
-  const std::size_t shared = kHeads * (lanes_of(m) * sizeof(Rate<T>) + m.curves * sizeof(T));
-  forward_kernel<T><<<grid, kThreads, shared, stream>>>(p);
+cudaError_t make_table(const DecayMask& m, T* table, cudaStream_t stream) {
+  const std::int64_t rows = lanes_of(m) * m.heads;
+  if (rows == 0 || m.tokens == 0) return cudaSuccess;
+  const dim3 grid(static_cast<unsigned>(ceil_div(m.tokens, kThreads)), static_cast<unsigned>(rows));
+  table_kernel<T><<<grid, kThreads, 0, stream>>>(m, table);
   return cudaGetLastError();
 }
 
 template <class T>
-cudaError_t backward(const DecayMaskBackward& p, double* parts, cudaStream_t stream) {
+cudaError_t forward(const DecayMaskForward& p, T* table, cudaStream_t stream) {
+  const DecayMask& m = p.mask;
+  const std::int64_t size = m.prefix + m.tokens;
+  if (m.groups * size == 0 || m.heads == 0) return cudaSuccess;
+  if (m.log_space) {
+    const dim3 grid(static_cast<unsigned>(m.groups * size), static_cast<unsigned>(ceil_div(m.heads, kHeads)));
+    const std::size_t shared = kHeads * (lanes_of(m) * sizeof(Rate<T>) + m.curves * sizeof(T));
+    log_kernel<T><<<grid, kThreads, shared, stream>>>(p);
+    return cudaGetLastError();
+  }
+  if (const cudaError_t e = make_table<T>(m, table, stream); e != cudaSuccess) return e;
+  const std::size_t powers = static_cast<std::size_t>(lanes_of(m) * m.tokens) * sizeof(T);
+  const bool copied = powers <= kTableBytes;
+  const std::size_t shared = (copied ? powers : 0) + static_cast<std::size_t>(m.curves * m.axes * kRows) * sizeof(int);
+  // Small rows of powers: many small blocks. Large ones leave room for one block on a multiprocessor, which is then
+  // large and takes many rows.
+  const bool large = copied && powers > kSmallTableBytes;
+  constexpr int kLarge = sizeof(T) == 8 ? 512 : 1024;
+  const auto kernel = large    ? gather_kernel<T, kLarge, true>
+                      : copied ? gather_kernel<T, kThreads, true>
+                               : gather_kernel<T, kThreads, false>;
+  if (const cudaError_t e =
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+      e != cudaSuccess) {
+    return e;
+  }
+  const std::int64_t chunks = ceil_div(size, kRows);
+  const std::int64_t wanted = ceil_div(large ? kFewBlocks : kManyBlocks, m.heads * m.groups);
+  const dim3 grid(static_cast<unsigned>(chunks < wanted ? chunks : wanted), static_cast<unsigned>(m.heads),
+                  static_cast<unsigned>(m.groups));
+  kernel<<<grid, large ? kLarge : kThreads, shared, stream>>>(p, table);
+  return cudaGetLastError();
+}
+
+template <class T>
+cudaError_t start_histogram(const DecayMaskBackward& p, unsigned shares, const T* table, const std::int32_t* inverse,
+                            const int* bad, double* parts, cudaStream_t stream) {
+  const DecayMask& m = p.mask;
+  const dim3 grid(shares, static_cast<unsigned>(m.heads), static_cast<unsigned>(ceil_div(m.curves, kBinCurves)));
+  const auto kernel = m.tokens <= kBinThreads       ? histogram_kernel<T, 1>
+                      : m.tokens <= 2 * kBinThreads ? histogram_kernel<T, 2>
+                      : m.tokens <= 4 * kBinThreads ? histogram_kernel<T, 4>
+                                                    : histogram_kernel<T, kMostTokens / kBinThreads>;
+  const std::size_t rows = 2 * static_cast<std::size_t>(m.tokens) * sizeof(T);
+  if (const cudaError_t e =
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(rows));
+      e != cudaSuccess) {
+    return e;
+  }
+  kernel<<<grid, kBinThreads, rows, stream>>>(p, table, inverse, bad, parts);
+  return cudaGetLastError();
+}
+
+template <class T>
+cudaError_t backward(const DecayMaskBackward& p, unsigned char* scratch, cudaStream_t stream) {
   const DecayMask& m = p.mask;
   const std::int64_t lanes = lanes_of(m);
   if (m.heads == 0) return cudaSuccess;
   if ((p.dlog_decay || p.dweight) && lanes > 0) {
+    double* parts = reinterpret_cast<double*>(scratch);
+    const Layout l = layout(m);
+    int* bad = nullptr;
     const std::int64_t shares = m.groups * m.tokens < kShares ? m.groups * m.tokens : kShares;
     if (shares > 0) {
+      if (has_histogram(m)) {
+        T* table = reinterpret_cast<T*>(scratch + l.table);
+        std::int32_t* inverse = reinterpret_cast<std::int32_t*>(scratch + l.inverse);
+        bad = reinterpret_cast<int*>(scratch + l.bad);
+        if (const cudaError_t e = make_table<T>(m, table, stream); e != cudaSuccess) return e;
+        invert_kernel<<<static_cast<unsigned>(m.groups * m.curves), kThreads, 0, stream>>>(m, inverse, bad);
+        if (const cudaError_t e = cudaGetLastError(); e != cudaSuccess) return e;
+        const cudaError_t e = start_histogram<T>(p, static_cast<unsigned>(shares), table, inverse, bad, parts, stream);
+        if (e != cudaSuccess) return e;
+      }
       const dim3 grid(static_cast<unsigned>(shares), static_cast<unsigned>(m.heads),
                       static_cast<unsigned>(ceil_div(lanes, kLanes)));
       const std::size_t shared = kThreads / 32 * sizeof(double) + lanes * sizeof(Rate<T>) + m.curves * sizeof(T);
-      backward_kernel<T><<<grid, kThreads, shared, stream>>>(p, parts);
+      backward_kernel<T><<<grid, kThreads, shared, stream>>>(p, bad, parts);
       if (const cudaError_t e = cudaGetLastError(); e != cudaSuccess) return e;
     }
     finish_kernel<T>
@@ -345,21 +620,22 @@ cudaError_t backward(const DecayMaskBackward& p, double* parts, cudaStream_t str
 
 }  // namespace
 
-std::size_t scratch_bytes(const DecayMaskForward&) {
-  return 0;
+std::size_t scratch_bytes(const DecayMaskForward& p) {
+  return p.mask.log_space ? 0 : table_bytes(p.mask);
 }
 
 std::size_t scratch_bytes(const DecayMaskBackward& p) {
-  return align256(static_cast<std::size_t>(kShares * p.mask.heads * lanes_of(p.mask) * 2) * sizeof(double));
+  return layout(p.mask).bytes;
 }
 
-cudaError_t launch(const DecayMaskForward& p, void*, cudaStream_t stream) {
-  return p.mask.dtype == DType::kFloat64 ? forward<double>(p, stream) : forward<float>(p, stream);
+cudaError_t launch(const DecayMaskForward& p, void* scratch, cudaStream_t stream) {
+  return p.mask.dtype == DType::kFloat64 ? forward<double>(p, static_cast<double*>(scratch), stream)
+                                         : forward<float>(p, static_cast<float*>(scratch), stream);
 }
 
 cudaError_t launch(const DecayMaskBackward& p, void* scratch, cudaStream_t stream) {
-  double* parts = static_cast<double*>(scratch);
-  return p.mask.dtype == DType::kFloat64 ? backward<double>(p, parts, stream) : backward<float>(p, parts, stream);
+  unsigned char* base = static_cast<unsigned char*>(scratch);
+  return p.mask.dtype == DType::kFloat64 ? backward<double>(p, base, stream) : backward<float>(p, base, stream);
 }
 
 }  // namespace violin::kernels::cuda
