@@ -146,7 +146,7 @@ void contrast(Image& image, double factor) {
   std::int64_t sum = 0;
   for (std::size_t i = 0; i < image.pixels.size(); i += 3) sum += luma(&image.pixels[i]);
   const double count = static_cast<double>(image.width * image.height);
-  const int mean = static_cast<int>(static_cast<double>(sum) / count + 0.5);
+  const int mean = static_cast<int>(std::floor(static_cast<double>(sum) / count + 0.5));
   look_up(image, table_of([&](int i) { return blended(mean, i, static_cast<float>(factor)); }));
 }
 

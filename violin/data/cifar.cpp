@@ -88,7 +88,7 @@ bool has(const fs::path& folder, const char* name) {
 
 std::optional<fs::path> cifar_folder(const fs::path& path, Layout& layout) {
   for (const char* inside : {"", "cifar-10-batches-bin", "cifar-100-binary"}) {
-    const fs::path folder = *inside == '\0' ? path : path / inside;
+    fs::path folder = *inside == '\0' ? path : path / inside;
     if (has(folder, "data_batch_1.bin") || has(folder, "test_batch.bin")) {
       layout = Layout::kCifar10;
       return folder;

@@ -1,6 +1,7 @@
 #include "violin/data/dataset.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <numeric>
@@ -172,7 +173,7 @@ std::pair<SampleSet, SampleSet> SampleSet::split(double share, std::uint64_t see
     Random random(seed, Purpose::kHoldOut, {static_cast<std::int64_t>(c)});
     shuffle(members[c], random);
     const std::int64_t size = std::ssize(members[c]);
-    const auto wanted = static_cast<std::int64_t>(static_cast<double>(size) * share + 0.5);
+    const std::int64_t wanted = std::llround(static_cast<double>(size) * share);
     const std::int64_t count = size < 2 ? 0 : std::clamp<std::int64_t>(wanted, 1, size - 1);
     taken.insert(taken.end(), members[c].begin(), members[c].begin() + count);
     rest.insert(rest.end(), members[c].begin() + count, members[c].end());

@@ -71,8 +71,8 @@ struct Axis {
     for (std::int64_t i = 0; i < outputs; ++i) {
       const double centre = (static_cast<double>(begin + i) + 0.5) * scale;
       const double inverse = 1 / widened;
-      const auto low = std::max<std::int64_t>(static_cast<std::int64_t>(centre - support + 0.5), 0);
-      const auto high = std::min<std::int64_t>(static_cast<std::int64_t>(centre + support + 0.5), in);
+      const auto low = std::max<std::int64_t>(static_cast<std::int64_t>(std::floor(centre - support + 0.5)), 0);
+      const auto high = std::min<std::int64_t>(static_cast<std::int64_t>(std::floor(centre + support + 0.5)), in);
       double sum = 0;
       for (std::int64_t x = low; x < high; ++x) {
         const double value = filter.value((static_cast<double>(x) - centre + 0.5) * inverse);
