@@ -3,10 +3,10 @@
 #include <torch/torch.h>
 
 #include <cmath>
-#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "tests/attention_cases_json.h"
 #include "violin/error.h"
 
 namespace violin::tests {
@@ -67,6 +67,18 @@ AttentionCase parse_case(const Json& json) {
   return result;
 }
 
+// Every case of one list of the table.
+std::vector<AttentionCase> parse_list(const char* list) {
+  const Json json = Json::parse(kAttentionCasesJson);
+  std::vector<AttentionCase> result;
+  for (const Json& entry : json.at(list)) {
+    Json complete = json.at("defaults");
+    complete.update(entry);
+    for (const Json& one : expand(complete)) result.push_back(parse_case(one));
+  }
+  return result;
+}
+
 // q, k and v as the layout says, before the type is set: [B,h,N,d].
 std::vector<at::Tensor> make_heads(const AttentionCase& c, at::ScalarType dtype) {
   const auto options = at::TensorOptions().dtype(at::kDouble);
@@ -124,18 +136,12 @@ ops::MaybeTensor make_table(const AttentionCase& c, const std::string& kind, con
 }  // namespace
 
 const std::vector<AttentionCase>& attention_cases() {
-  static const std::vector<AttentionCase> cases = [] {
-    std::ifstream file(VIOLIN_ATTENTION_CASES);
-    if (!file) throw Error(std::string("cannot read ") + VIOLIN_ATTENTION_CASES);
-    const Json json = Json::parse(file);
-    std::vector<AttentionCase> result;
-    for (const Json& entry : json.at("cases")) {
-      Json complete = json.at("defaults");
-      complete.update(entry);
-      for (const Json& one : expand(complete)) result.push_back(parse_case(one));
-    }
-    return result;
-  }();
+  static const std::vector<AttentionCase> cases = parse_list("cases");
+  return cases;
+}
+
+const std::vector<AttentionCase>& bench_cases() {
+  static const std::vector<AttentionCase> cases = parse_list("bench");
   return cases;
 }
 

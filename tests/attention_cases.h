@@ -22,8 +22,11 @@ struct AttentionCase {
   std::string heads_of_tables, strategy, layout;
 };
 
-// Every case, lists expanded.
+// Every case that is tested, lists expanded.
 const std::vector<AttentionCase>& attention_cases();
+
+// The calls that violin bench times.
+const std::vector<AttentionCase>& bench_cases();
 
 // Leaves of one call. dout is what is propagated back.
 struct AttentionInputs {

@@ -27,21 +27,32 @@ class WithoutOnednn {
   bool before_ = at::globalContext().userEnabledMkldnn();
 };
 
+// scale QK^T o gain + bias [B,h,Nq,Nk]; the product in the type of q and k, the rest in that of the tables.
+at::Tensor formula_logits(const at::Tensor& q, const at::Tensor& k, const ops::Tables& tables,
+                          std::optional<double> scale) {
+  const at::ScalarType wide = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  at::Tensor z =
+      torch::matmul(q, k.transpose(2, 3)).to(wide) * scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(3))));
+  if (tables.gain.has_value()) z = z * for_batch(*tables.gain, q.size(0));
+  if (tables.bias.has_value()) z = z + for_batch(*tables.bias, q.size(0));
+  return z;
+}
+
 }  // namespace
 
 at::Tensor formula_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const ops::Tables& tables,
                              std::optional<double> scale) {
-  const at::ScalarType wide = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const std::int64_t batch = q.size(0);
-  at::Tensor z =
-      torch::matmul(q, k.transpose(2, 3)).to(wide) * scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(3))));
-  if (tables.gain.has_value()) z = z * for_batch(*tables.gain, batch);
-  if (tables.bias.has_value()) z = z + for_batch(*tables.bias, batch);
+  const at::Tensor z = formula_logits(q, k, tables, scale);
   const at::Tensor hopeless = (z == -kInfinity).all(-1, true);
   at::Tensor p = torch::softmax(z.masked_fill(hopeless, 0.0), -1).masked_fill(hopeless, 0.0);
-  if (tables.gate.has_value()) p = p * for_batch(*tables.gate, batch);
-  if (tables.after.has_value()) p = p + for_batch(*tables.after, batch);
+  if (tables.gate.has_value()) p = p * for_batch(*tables.gate, q.size(0));
+  if (tables.after.has_value()) p = p + for_batch(*tables.after, q.size(0));
   return torch::matmul(p.to(v.scalar_type()), v);
+}
+
+at::Tensor formula_lse(const AttentionInputs& inputs) {
+  const WithoutOnednn guard;
+  return at::logsumexp(formula_logits(inputs.q, inputs.k, inputs.tables, inputs.scale), -1);
 }
 
 Results run(AttentionFunction function, const AttentionInputs& inputs) {
@@ -64,42 +75,6 @@ Results run(AttentionFunction function, const AttentionInputs& inputs) {
   const auto gradients = torch::autograd::grad({out}, leaves, {inputs.dout});
   Results results{{"out", out.detach()}};
   for (std::size_t i = 0; i < names.size(); ++i) results[names[i]] = gradients[i];
-  return results;
-}
-
-Results run_from_saved_output(const AttentionInputs& inputs) {
-  const WithoutOnednn guard;
-  const auto& [q, k, v, dout, tables, given_scale] = inputs;
-  const at::ScalarType type = q.scalar_type(), wide = type == at::kDouble ? at::kDouble : at::kFloat;
-  const double scale = given_scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(3))));
-  const auto times = [&](const at::Tensor& values, const ops::MaybeTensor& table) {
-    return table.has_value() ? values * for_batch(*table, q.size(0)) : values;
-  };
-  // Sums over the images and heads that share an entry of the table.
-  const auto like = [&](const at::Tensor& values, const at::Tensor& table) {
-    const std::int64_t groups = table.dim() == 3 ? 1 : table.size(0);
-    at::Tensor sum = values.unflatten(0, {-1, groups}).sum(0);
-    if (table.size(-3) == 1) sum = sum.sum(1, true);
-    return sum.view(table.sizes());
-  };
-  const at::Tensor a = torch::matmul(q, k.transpose(2, 3)).to(wide);
-  at::Tensor z = times(a * scale, tables.gain);
-  if (tables.bias.has_value()) z = z + for_batch(*tables.bias, q.size(0));
-  const at::Tensor hopeless = (z == -kInfinity).all(-1, true);
-  const at::Tensor p = torch::softmax(z.masked_fill(hopeless, 0.0), -1).masked_fill(hopeless, 0.0);
-  const at::Tensor weights = times(p, tables.gate).to(type);
-  const at::Tensor out = torch::matmul(weights, v);
-  const at::Tensor delta = (dout.to(wide) * out.to(wide)).sum(-1, true);
-  const at::Tensor dweights = torch::matmul(dout, v.transpose(2, 3)).to(wide);
-  const at::Tensor dz = p * (times(dweights, tables.gate) - delta);
-  const at::Tensor da = times(dz * scale, tables.gain).to(type);
-  Results results = {{"out", out},
-                     {"dq", torch::matmul(da, k)},
-                     {"dk", torch::matmul(da.transpose(2, 3), q)},
-                     {"dv", torch::matmul(weights.transpose(2, 3), dout)}};
-  if (tables.gain.has_value()) results["dgain"] = like(dz * a * scale, *tables.gain);
-  if (tables.bias.has_value()) results["dbias"] = like(dz, *tables.bias);
-  if (tables.gate.has_value()) results["dgate"] = like(p * dweights, *tables.gate);
   return results;
 }
 

@@ -26,9 +26,8 @@ using AttentionFunction = at::Tensor (*)(const at::Tensor& q, const at::Tensor& 
                                          const ops::Tables& tables, std::optional<double> scale);
 Results run(AttentionFunction function, const AttentionInputs& inputs);
 
-// The plain formula again, with the gradient that kernels without a stored attention map use: rowsum(dO o O) from the
-// output in its own precision. In 16 bits its error differs from that of softmax's own gradient.
-Results run_from_saved_output(const AttentionInputs& inputs);
+// log(sum(exp(logits))) [B,h,Nq].
+at::Tensor formula_lse(const AttentionInputs& inputs);
 
 // The same inputs in another type, exactly.
 AttentionInputs converted(const AttentionInputs& inputs, at::ScalarType type);

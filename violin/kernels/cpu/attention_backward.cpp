@@ -6,6 +6,13 @@
 // The tables are transposed a tile at a time, once for all images that share them, and so are their gradients on the
 // way back.
 //
+// Where all keys are one tile, the softmax's sum and D = rowsum(P o dP) are taken from the tile itself. Over several
+// tiles weights come back as P = exp(logit - LSE) from the saved log-sum-exp, and D as rowsum(dO o O), which costs
+// nothing. Both are as good as what is saved: a float32 LSE resolves a weight to |LSE| roundings, and D from an output
+// of 16 bits, or next to logits so large that a row has one weight, is off by more than dP - D itself. Query tiles of
+// these kinds pass over the keys once before, two tile products more, and measure the softmax and D from the very
+// products that the gradients are made of.
+//
 // Table gradients are summed over the images of a batch without atomics: a task owns a part of a table and walks over
 // the images in order, flushing a partial sum every kImagesPerSum images (one long float32 sum would lose accuracy).
 //   short sequences: a task is (group, head, run of images) and owns dQ, dK, dV of its images; the runs' table sums are
@@ -30,13 +37,15 @@ constexpr int64_t kImagesPerSum = 8;
 constexpr int64_t kShortTable = 512 * 512;                    // elements of a table that a core keeps in its cache
 constexpr int64_t kPartialBytes = int64_t{32} * 1024 * 1024;  // for the slabs' shares of dK and dV
 constexpr int kTables = 3;                                    // gain, bias, gate
+constexpr double kLargeLse = 16;                              // beyond it the saved log-sum-exp is too coarse
 
 template <class Source, class Operand, class Real>
 class Backward {
  public:
   using Ops = RowOps<Source, Operand, Real>;
   using Product = MatMul::Function<Operand, Real>;
-  static constexpr bool kInPlace = std::is_same_v<Source, Operand>;         // operands are read where they are
+  static constexpr bool kInPlace = std::is_same_v<Source, Operand>;  // operands are read where they are
+  static constexpr bool kRoundedOutput = sizeof(Source) < sizeof(Real);
   static constexpr bool kAccumulateInPlace = std::is_same_v<Source, Real>;  // dK and dV are summed where they will be
 
   Backward(const AttentionBackward& call, const Ops* ops, Product product)
@@ -103,9 +112,11 @@ class Backward {
     Operand* do_transposed = nullptr;  // [d, padded]
     Matrix<const Operand> q, dout;     // [rows, d]
     Real* dq_transposed = nullptr;     // [d, padded]
-    Real* lse2 = nullptr;              // [padded]
-    Real* delta = nullptr;             // [padded]
-    Operand* packed = nullptr;         // memory of q and dout where they are not read in place
+    Real* shift = nullptr;             // [padded] and so the next two, as in BackwardTile
+    Real* factor = nullptr;
+    Real* delta = nullptr;
+    bool measured = false;      // whether the softmax is measured anew, instead of taken from what forward saved
+    Operand* packed = nullptr;  // memory of q and dout where they are not read in place
   };
   struct Keys {
     Matrix<const Operand> k, v;             // [Nk, d]
@@ -117,6 +128,11 @@ class Backward {
     Matrix<Real> dtable[kTables];  // transposed sums, null where not wanted
   };
 
+  static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
+
+  static Matrix<const Real> constant(const Matrix<Real>& m) { return {m.data, m.ld}; }
+
+  bool is_whole() const { return keys_.count() == 1; }
   int64_t head_size() const { return shape_.keys * shape_.dim; }
   int64_t packed_size() const { return head_size() * (kInPlace ? 1 : 3); }
   int64_t table_size() const { return queries_.padded_length() * shape_.keys; }
@@ -133,13 +149,15 @@ class Backward {
       weights_ = arena.take<Operand>(keys_.largest() * width);
       dproducts_ = arena.take<Operand>(keys_.largest() * width);
     }
+    if (is_whole()) probabilities_ = arena.take<Real>(keys_.largest() * width);
     const int64_t images_at_once = short_ ? 1 : std::min(images_, kImagesPerSum);
     for (int64_t i = 0; i < images_at_once; ++i) {
       Queries& image = image_[i];
       image.q_transposed = arena.take<Operand>(shape_.dim * width);
       image.do_transposed = arena.take<Operand>(shape_.dim * width);
       image.dq_transposed = arena.take<Real>(shape_.dim * width);
-      image.lse2 = arena.take<Real>(width);
+      image.shift = arena.take<Real>(width);
+      image.factor = arena.take<Real>(width);
       image.delta = arena.take<Real>(width);
       if constexpr (!kInPlace) image.packed = arena.take<Operand>(2 * width * shape_.dim);
     }
@@ -223,15 +241,68 @@ class Backward {
       image.q = {image.packed, shape_.dim};
       image.dout = {packed_dout, shape_.dim};
     }
-    ops_->dot_rows(dout, call_.dout.token, at<const Source>(call_.out, b, h, first), call_.out.token, rows, shape_.dim,
-                   image.delta);
     const Real* lse = static_cast<const Real*>(call_.lse) + (b * shape_.heads + h) * shape_.queries + first;
-    constexpr Real kEmpty = std::numeric_limits<Real>::infinity();
-    for (int64_t r = 0; r < rows; ++r) {
-      image.lse2[r] = lse[r] == -kEmpty ? kEmpty : static_cast<Real>(lse[r] * 1.4426950408889634074);
+    const bool is_coarse = std::any_of(lse, lse + rows, [](Real x) {
+      return x > static_cast<Real>(kLargeLse) || (x < static_cast<Real>(-kLargeLse) && x != -kInfinity);
+    });
+    image.measured = (kRoundedOutput && need_dscores_) || is_coarse;
+    std::fill(image.delta, image.delta + padded, Real{0});
+    if (image.measured) {
+      std::fill(image.shift, image.shift + padded, -kInfinity);
+      std::fill(image.factor, image.factor + padded, Real{0});
+      return;
     }
-    std::fill(image.lse2 + rows, image.lse2 + padded, kEmpty);
-    std::fill(image.delta + rows, image.delta + padded, Real{0});
+    if (!is_whole()) {
+      ops_->dot_rows(dout, call_.dout.token, at<const Source>(call_.out, b, h, first), call_.out.token, rows,
+                     shape_.dim, image.delta);
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+      image.shift[r] = lse[r] == -kInfinity ? kInfinity : lse[r];
+    }
+    std::fill(image.shift + rows, image.shift + padded, kInfinity);
+  }
+
+  // Both products of a query tile and a key tile.
+  void multiply(const Queries& image, const Keys& keys, int64_t query_tile, int64_t key_tile) const {
+    const int64_t key = keys_.begin(key_tile);
+    const int64_t count = keys_.size(key_tile);
+    const int64_t width = queries_.padded(query_tile);
+    const int64_t dim = shape_.dim;
+    product_(count, width, dim, keys.k.row(key), keys.k.ld, image.q_transposed, width, products_, width, false);
+    if (need_dscores_) {
+      product_(count, width, dim, keys.v.row(key), keys.v.ld, image.do_transposed, width, dprobabilities_, width,
+               false);
+    } else {
+      std::fill_n(dprobabilities_, count * width, Real{0});
+    }
+  }
+
+  // One key tile's part of the softmax of a query tile.
+  void measure(const Queries& image, const Keys& keys, const TableTiles& tiles, int64_t query_tile,
+               int64_t key_tile) const {
+    const int64_t width = queries_.padded(query_tile);
+    multiply(image, keys, query_tile, key_tile);
+    ops_->statistics({.keys = keys_.size(key_tile),
+                      .queries = width,
+                      .products = {products_, width},
+                      .dprobabilities = {dprobabilities_, width},
+                      .gain = constant(tiles.table[0]),
+                      .bias = constant(tiles.table[1]),
+                      .gate = constant(tiles.table[2]),
+                      .scale = static_cast<Real>(call_.scale),
+                      .maximum = image.shift,
+                      .sum = image.factor,
+                      .delta = image.delta});
+  }
+
+  void finish_measuring(const Queries& image, int64_t query_tile) const {
+    const int64_t rows = queries_.size(query_tile);
+    for (int64_t r = 0; r < queries_.padded(query_tile); ++r) {
+      const bool is_empty = r >= rows || image.factor[r] == Real{0};
+      if (is_empty) image.shift[r] = kInfinity;
+      image.delta[r] = is_empty ? Real{0} : image.delta[r] / image.factor[r];
+      image.factor[r] = is_empty ? Real{0} : Real{1} / image.factor[r];
+    }
   }
 
   void store_queries(const Queries& image, int64_t b, int64_t h, int64_t tile) const {
@@ -248,14 +319,7 @@ class Backward {
     const int64_t rows = queries_.size(query_tile);
     const int64_t width = queries_.padded(query_tile);
     const int64_t dim = shape_.dim;
-    product_(count, width, dim, keys.k.row(key), keys.k.ld, image.q_transposed, width, products_, width, false);
-    if (need_dscores_) {
-      product_(count, width, dim, keys.v.row(key), keys.v.ld, image.do_transposed, width, dprobabilities_, width,
-               false);
-    } else {
-      std::fill_n(dprobabilities_, count * width, Real{0});
-    }
-    const auto constant = [](const Matrix<Real>& m) { return Matrix<const Real>{m.data, m.ld}; };
+    multiply(image, keys, query_tile, key_tile);
     ops_->backward({.keys = count,
                     .queries = width,
                     .products = {products_, width},
@@ -269,8 +333,10 @@ class Backward {
                     .dbias = tiles.dtable[1],
                     .dgate = tiles.dtable[2],
                     .scale = static_cast<Real>(call_.scale),
-                    .lse2 = image.lse2,
-                    .delta = image.delta});
+                    .shift = is_whole() && image.measured ? nullptr : image.shift,
+                    .factor = image.measured ? image.factor : nullptr,
+                    .delta = image.delta,
+                    .probabilities = {probabilities_, width}});
     if (keys.dv) {
       product_(count, dim, rows, weights_, width, image.dout.data, image.dout.ld, keys.dv.row(key), keys.dv.ld, !fresh);
     }
@@ -319,11 +385,18 @@ class Backward {
       Keys keys = keys_of(b, h, packed_);
       collect(keys, b, h, dkv_);
       for (int64_t tile = 0; tile < queries_.count(); ++tile) {
-        load_queries(image_[0], b, h, tile);
-        for (int64_t key_tile = 0; key_tile < keys_.count(); ++key_tile) {
-          step(image_[0], keys, blocks(tile, key_tile), tile, key_tile, tile == 0);
+        Queries& image = image_[0];
+        load_queries(image, b, h, tile);
+        if (image.measured && !is_whole()) {
+          for (int64_t key_tile = 0; key_tile < keys_.count(); ++key_tile) {
+            measure(image, keys, blocks(tile, key_tile), tile, key_tile);
+          }
+          finish_measuring(image, tile);
         }
-        store_queries(image_[0], b, h, tile);
+        for (int64_t key_tile = 0; key_tile < keys_.count(); ++key_tile) {
+          step(image, keys, blocks(tile, key_tile), tile, key_tile, tile == 0);
+        }
+        store_queries(image, b, h, tile);
       }
       if constexpr (!kAccumulateInPlace) {
         store_keys(call_.dk, b, h, dkv_, 1, 0, {});
@@ -387,33 +460,54 @@ class Backward {
     }
   }
 
+  // The tables of one pair of tiles, without sums for their gradients.
+  TableTiles load_tables(int64_t g, int64_t h, int64_t tile, int64_t key_tile) const {
+    TableTiles tiles;
+    const int64_t width = queries_.padded(tile);
+    for (int i = 0; i < kTables; ++i) {
+      if (tables_[i]->data == nullptr) continue;
+      tiles.table[i] = {table_[i], width};
+      ops_->transpose_table(at<Real>(*tables_[i], g, h, queries_.begin(tile), keys_.begin(key_tile)),
+                            queries_.size(tile), keys_.size(key_tile), width, tiles.table[i]);
+    }
+    return tiles;
+  }
+
   void run_tile(int64_t g, int64_t h, int64_t slab, int64_t tile, int64_t begin, int64_t count, bool fresh) {
     const int64_t first = queries_.begin(tile);
     const int64_t rows = queries_.size(tile);
     const int64_t width = queries_.padded(tile);
     Keys keys[kImagesPerSum];
+    bool any_measured = false;
     for (int64_t i = 0; i < count; ++i) {
       const int64_t b = (begin + i) * shape_.groups + g;
       const int64_t index = b * shape_.heads + h;
       load_queries(image_[i], b, h, tile);
+      any_measured = any_measured || image_[i].measured;
       keys[i] = keys_of(b, h, packed_ + index * packed_size());
       const int64_t part = slab - (kAccumulateInPlace ? 1 : 0);
       collect(keys[i], b, h,
               part < 0 ? nullptr : partials_ + (part * shape_.batch * shape_.heads + index) * 2 * head_size());
     }
+    if (any_measured && !is_whole()) {
+      for (int64_t key_tile = 0; key_tile < keys_.count(); ++key_tile) {
+        const TableTiles tiles = load_tables(g, h, tile, key_tile);
+        for (int64_t i = 0; i < count; ++i) {
+          if (image_[i].measured) measure(image_[i], keys[i], tiles, tile, key_tile);
+        }
+      }
+      for (int64_t i = 0; i < count; ++i) {
+        if (image_[i].measured) finish_measuring(image_[i], tile);
+      }
+    }
     for (int64_t key_tile = 0; key_tile < keys_.count(); ++key_tile) {
       const int64_t key = keys_.begin(key_tile);
       const int64_t size = keys_.size(key_tile);
-      TableTiles tiles;
+      TableTiles tiles = load_tables(g, h, tile, key_tile);
       for (int i = 0; i < kTables; ++i) {
-        if (tables_[i]->data != nullptr) {
-          tiles.table[i] = {table_[i], width};
-          ops_->transpose_table(at<Real>(*tables_[i], g, h, first, key), rows, size, width, tiles.table[i]);
-        }
-        if (dtables_[i] != nullptr) {
-          tiles.dtable[i] = {dtable_[i], width};
-          std::fill_n(dtable_[i], size * width, Real{0});
-        }
+        if (dtables_[i] == nullptr) continue;
+        tiles.dtable[i] = {dtable_[i], width};
+        std::fill_n(dtable_[i], size * width, Real{0});
       }
       for (int64_t i = 0; i < count; ++i) step(image_[i], keys[i], tiles, tile, key_tile, fresh);
       for (int i = 0; i < kTables; ++i) {
@@ -460,6 +554,7 @@ class Backward {
   Queries image_[kImagesPerSum];
   Real* products_ = nullptr;
   Real* dprobabilities_ = nullptr;
+  Real* probabilities_ = nullptr;
   Operand* weights_ = nullptr;
   Operand* dproducts_ = nullptr;
   Real* table_[kTables] = {};

@@ -40,14 +40,31 @@ template <class Operand, class Real>
 struct SoftmaxTile {
   int64_t rows = 0;
   int64_t columns = 0;
-  Matrix<Real> logits;            // QK^T in, scaled base-2 logits out; rows padded to kLane
+  Matrix<Real> logits;            // QK^T in, finished logits out; rows padded to kLane
   Matrix<Operand> probabilities;  // may be the same memory as logits when the types agree
   Matrix<const Real> gain, bias, gate;
-  Real scale = 1;  // of the call, natural base
-  // [rows]; before the first tile -inf and 0. `correction` is what earlier partial results must be multiplied by.
+  Real scale = 1;
+  // [rows]; before the first tile -inf and 0. `correction` is what earlier partial results must
+  // be multiplied by.
   Real* maximum = nullptr;
   Real* sum = nullptr;
   Real* correction = nullptr;
+};
+
+// What the softmax of each row is made of, gathered from one tile after another, transposed as in BackwardTile.
+template <class Real>
+struct StatisticsTile {
+  int64_t keys = 0;
+  int64_t queries = 0;                  // padded
+  Matrix<const Real> products;          // A^T = (QK^T)^T
+  Matrix<const Real> dprobabilities;    // (dO V^T)^T
+  Matrix<const Real> gain, bias, gate;  // transposed
+  Real scale = 1;
+  // [queries]; before the first tile -inf, 0 and 0. The largest logit m, sum exp(logit - m), and the same sum
+  // with the gradient of each probability as a factor.
+  Real* maximum = nullptr;
+  Real* sum = nullptr;
+  Real* delta = nullptr;
 };
 
 // One tile of the backward pass, transposed: a row per key, a column per query, columns padded to kLane.
@@ -62,8 +79,14 @@ struct BackwardTile {
   Matrix<const Real> gain, bias, gate;  // transposed
   Matrix<Real> dgain, dbias, dgate;     // transposed sums, added to; dgain lacks the factor scale
   Real scale = 1;
-  const Real* lse2 = nullptr;   // [queries] log-sum-exp in base 2; +inf where the row has no weight at all
-  const Real* delta = nullptr;  // [queries] rowsum(dO o O)
+  // [queries] P = factor * exp(logit - shift): the log-sum-exp and no factor, or the maximum and 1 / sum of
+  // StatisticsTile. The shift is +inf where the row has no weight at all.
+  const Real* shift = nullptr;
+  const Real* factor = nullptr;
+  const Real* delta = nullptr;  // [queries] rowsum(P o dP)
+  // Where given, as memory of [keys, queries], these are all keys that there are: factor and delta are found on the
+  // way, and so is the shift where it is null.
+  Matrix<Real> probabilities;
 };
 
 template <class Source, class Operand, class Real>
@@ -76,12 +99,13 @@ struct RowOps {
   void (*softmax)(const SoftmaxTile<Operand, Real>& tile);
   // in[r, :] *= factor[r]
   void (*scale_rows)(Matrix<Real> in, int64_t rows, int64_t columns, const Real* factor);
-  // out[r, :] = in[r, :] / sum[r], 0 where the sum is 0; lse[r] = maximum and sum, in natural base
+  // out[r, :] = in[r, :] / sum[r], 0 where the sum is 0; lse[r] = maximum[r] + log(sum[r])
   void (*finish_rows)(Matrix<const Real> in, int64_t rows, int64_t columns, const Real* maximum, const Real* sum,
                       Source* out, int64_t stride, Real* lse);
   // out[r] = sum_c a[r, c] b[r, c]
   void (*dot_rows)(const Source* a, int64_t a_stride, const Source* b, int64_t b_stride, int64_t rows, int64_t columns,
                    Real* out);
+  void (*statistics)(const StatisticsTile<Real>& tile);
   void (*backward)(const BackwardTile<Operand, Real>& tile);
   // out[r, c] = in[c, r]
   void (*store_transposed)(Matrix<const Real> in, int64_t rows, int64_t columns, Source* out, int64_t stride);

@@ -112,6 +112,20 @@ inline Vec<T> iota() {
   return v;
 }
 
+// A value as it is rounded to T: without this the compiler may fuse the product behind it with a later addition, and
+// the same expression would have different values in different places.
+template <class T>
+inline Vec<T> rounded(Vec<T> v) {
+#ifdef __aarch64__
+  asm("" : "+w"(v));
+#elif defined(__x86_64__)
+  asm("" : "+x"(v));
+#else
+#error "rounded() needs the letter of this architecture's vector registers"
+#endif
+  return v;
+}
+
 // b where it is greater, else a: so a NaN in b is dropped.
 template <class T>
 inline Vec<T> max(Vec<T> a, Vec<T> b) {
@@ -145,27 +159,29 @@ inline T horizontal_sum(Vec<T> v) {
   return horizontal<T>(v, [](T a, T b) { return a + b; });
 }
 
-// -- 2^x ------------------------------------------------------------------------------------------------------------
-// x = n + r with n whole and |r| <= 1/2; 2^r by a polynomial of degree 6 (relative error 2e-9, minimax with p(0) = 1),
-// 2^n by the exponent field. Arguments are at most a little above 0. -inf gives 0 and NaN stays NaN.
+// -- Exponential ----------------------------------------------------------------------------------------------------
+// x log2(e) = n + r with n whole and |r| <= 1/2; 2^r by a polynomial of degree 6 (relative error 2e-9, minimax with
+// p(0) = 1), 2^n by the exponent field. Arguments are at most a little above 0. 0 gives exactly 1, -inf 0, and NaN
+// stays NaN.
 
-inline Vec<float> exp2_vector(Vec<float> x) {
+inline Vec<float> exp_vector(Vec<float> x) {
+  constexpr float kLog2E = 1.44269504F;
   // Adding 1.5 * 2^23 leaves the nearest whole number in the low bits of the mantissa.
   constexpr float kMagic = 12582912.0F;
-  // Below this the result would be subnormal: it is 0, and such lanes are kept away from instructions that would stall
-  // on them.
-  constexpr float kLowest = -125.0F;
+  // Below this, 2^-125, the result would soon be subnormal: it is 0, and such lanes are kept away from instructions
+  // that would stall on them.
+  constexpr float kLowest = -86.643F;
 #ifdef __AVX512F__
   const __mmask16 is_normal =
       _mm512_cmp_ps_mask(reinterpret_cast<__m512>(x), _mm512_set1_ps(kLowest), _CMP_NLT_UQ);  // NaN passes
-  x = reinterpret_cast<Vec<float>>(_mm512_max_ps(_mm512_set1_ps(kLowest), reinterpret_cast<__m512>(x)));
+  x = reinterpret_cast<Vec<float>>(_mm512_mask_mov_ps(_mm512_set1_ps(kLowest), is_normal, reinterpret_cast<__m512>(x)));
 #else
   const auto is_zero = x < kLowest;
   x = is_zero ? fill(kLowest) : x;
 #endif
-  const Vec<float> shifted = x + kMagic;
+  const Vec<float> shifted = x * kLog2E + kMagic;
   const Vec<float> n = shifted - kMagic;
-  const Vec<float> r = x - n;
+  const Vec<float> r = x * kLog2E - n;
   Vec<float> p = fill(1.53533620e-4F);
   p = p * r + 1.33988739e-3F;
   p = p * r + 9.61843692e-3F;
@@ -182,17 +198,15 @@ inline Vec<float> exp2_vector(Vec<float> x) {
 #endif
 }
 
-inline Vec<double> exp2_vector(Vec<double> x) {
-  for (int64_t i = 0; i < kWidth<double>; ++i) x[i] = std::exp2(x[i]);
+inline Vec<double> exp_vector(Vec<double> x) {
+  for (int64_t i = 0; i < kWidth<double>; ++i) x[i] = std::exp(x[i]);
   return x;
 }
 
 template <class T>
-inline T exp2_scalar(T x) {
-  return exp2_vector(fill(x))[0];
+inline T exp_scalar(T x) {
+  return exp_vector(fill(x))[0];
 }
-
-constexpr double kLog2E = 1.4426950408889634074;
 
 // -- Conversions ----------------------------------------------------------------------------------------------------
 
@@ -386,8 +400,6 @@ struct Implementation {
   template <bool kGain, bool kBias, bool kGate>
   static void softmax_rows(const SoftmaxTile<Operand, Real>& tile) {
     constexpr int64_t w = kWidth<Real>;
-    const Real scale2 = static_cast<Real>(tile.scale * kLog2E);
-    const Real log2e = static_cast<Real>(kLog2E);
     const int64_t whole = tile.columns / w * w;
     const int64_t rest = tile.columns - whole;
     const auto is_padding = iota<Real>() >= static_cast<Real>(rest);
@@ -402,8 +414,8 @@ struct Implementation {
       const auto logit = [&](int64_t c, const auto& table) {
         Vec<Real> x = load(logits + c);
         if constexpr (kGain) x = x * table(gain + c);
-        x = x * scale2;
-        if constexpr (kBias) x = x + table(bias + c) * log2e;
+        x = x * tile.scale;
+        if constexpr (kBias) x = x + table(bias + c);
         return x;
       };
       int64_t c = 0;
@@ -436,7 +448,7 @@ struct Implementation {
       Vec<Real> total[2] = {};
       Operand* out = tile.probabilities.row(r);
       const auto finish = [&](int64_t at, Vec<Real>& t, const auto& table) {
-        Vec<Real> p = exp2_vector(load(logits + at) - offset);
+        Vec<Real> p = exp_vector(load(logits + at) - offset);
         t = t + p;
         if constexpr (kGate) p = p * table(gate + at);
         store_as<Real>(out + at, p);
@@ -450,7 +462,7 @@ struct Implementation {
       for (; c < whole; c += w) finish(c, total[0], whole_table);
       if (rest > 0) finish(whole, total[0], [&](const Real* p) { return load_first(p, rest); });
 
-      const Real correction = old_maximum == -kInfinity<Real> ? Real{0} : exp2_scalar<Real>(old_maximum - offset);
+      const Real correction = old_maximum == -kInfinity<Real> ? Real{0} : exp_scalar<Real>(old_maximum - offset);
       tile.correction[r] = correction;
       tile.sum[r] = tile.sum[r] * correction + horizontal_sum<Real>(total[0] + total[1]);
       tile.maximum[r] = maximum;
@@ -477,7 +489,6 @@ struct Implementation {
 
   static void finish_rows(ConstMat in, int64_t rows, int64_t columns, const Real* maximum, const Real* sum, Source* out,
                           int64_t stride, Real* lse) {
-    constexpr Real kLn2 = static_cast<Real>(0.69314718055994530942);
     for (int64_t r = 0; r < rows; ++r) {
       const Real* from = in.row(r);
       Source* to = out + r * stride;
@@ -485,7 +496,7 @@ struct Implementation {
       int64_t c = 0;
       for (; c + kWidth<Real> <= columns; c += kWidth<Real>) store_as<Real>(to + c, load(from + c) * factor);
       for (; c < columns; ++c) to[c] = convert<Source>(from[c] * factor);
-      lse[r] = maximum[r] * kLn2 + std::log(sum[r]);
+      lse[r] = maximum[r] + std::log(sum[r]);
     }
   }
 
@@ -504,64 +515,147 @@ struct Implementation {
     }
   }
 
+  // Logits of a place in a transposed tile. Rounded, so that the largest logit of a row minus the row's
+  // maximum is exactly 0: with huge logits the last bit is a visible part of a weight.
+  template <class Tile>
+  static Vec<Real> rounded_logit(const Tile& tile, int64_t k, int64_t c, Vec<Real> product) {
+    Vec<Real> x = tile.gain ? product * load(tile.gain.row(k) + c) : product;
+    x = rounded<Real>(x * tile.scale);
+    return tile.bias ? x + load(tile.bias.row(k) + c) : x;
+  }
+
+  static void statistics(const StatisticsTile<Real>& tile) {
+    constexpr int64_t w = kWidth<Real>;
+    constexpr int64_t kSums = 4;  // of every fourth key each: shorter sums round less
+    for (int64_t c = 0; c < tile.queries; c += w) {
+      const auto logit = [&](int64_t k) { return rounded_logit(tile, k, c, load(tile.products.row(k) + c)); };
+      const Vec<Real> old_maximum = load(tile.maximum + c);
+      Vec<Real> maximum = old_maximum;
+      for (int64_t k = 0; k < tile.keys; ++k) maximum = max<Real>(maximum, logit(k));
+      // A row that is -inf throughout stays empty: any finite offset makes its probabilities 0.
+      const Vec<Real> offset = maximum == -kInfinity<Real> ? Vec<Real>{} : maximum;
+      Vec<Real> sum[kSums] = {};
+      Vec<Real> delta[kSums] = {};
+      for (int64_t k = 0; k < tile.keys; ++k) {
+        const Vec<Real> p = exp_vector(logit(k) - offset);
+        Vec<Real> dp = load(tile.dprobabilities.row(k) + c);
+        if (tile.gate) dp = dp * load(tile.gate.row(k) + c);
+        sum[k % kSums] = sum[k % kSums] + p;
+        delta[k % kSums] = delta[k % kSums] + p * dp;
+      }
+      const Vec<Real> correction = exp_vector(old_maximum - offset);
+      const auto total = [&](const Vec<Real>(&parts)[kSums]) { return (parts[0] + parts[1]) + (parts[2] + parts[3]); };
+      store(tile.sum + c, load(tile.sum + c) * correction + total(sum));
+      store(tile.delta + c, load(tile.delta + c) * correction + total(delta));
+      store(tile.maximum + c, maximum);
+    }
+  }
+
+  // What follows from one vector of probabilities.
+  template <bool kGain, bool kGeneral>
+  static void backward_one(const BackwardTile<Operand, Real>& tile, int64_t k, int64_t c, Vec<Real> p,
+                           Vec<Real> product, Vec<Real> delta) {
+    const Vec<Real> ungated = load(tile.dprobabilities.row(k) + c);
+    Vec<Real> dp = ungated;
+    Vec<Real> weight = p;
+    if (kGeneral && tile.gate) {
+      const Vec<Real> gate = load(tile.gate.row(k) + c);
+      dp = dp * gate;
+      weight = weight * gate;
+    }
+    const Vec<Real> dlogit = p * (dp - delta);
+    if (tile.dgain) {
+      Real* sum = tile.dgain.row(k) + c;
+      store(sum, load(sum) + dlogit * product);
+    }
+    if (kGeneral && tile.dbias) {
+      Real* sum = tile.dbias.row(k) + c;
+      store(sum, load(sum) + dlogit);
+    }
+    if (kGeneral && tile.dgate) {
+      Real* sum = tile.dgate.row(k) + c;
+      store(sum, load(sum) + p * ungated);
+    }
+    store_as<Real>(tile.weights_out.row(k) + c, weight);
+    Vec<Real> dproduct = dlogit * tile.scale;
+    if constexpr (kGain) dproduct = dproduct * load(tile.gain.row(k) + c);
+    store_as<Real>(tile.dproducts_out.row(k) + c, dproduct);
+  }
+
   template <bool kGain, bool kGeneral>
   static void backward_rows(const BackwardTile<Operand, Real>& tile) {
-    constexpr int64_t w = kWidth<Real>;
-    const Real scale2 = static_cast<Real>(tile.scale * kLog2E);
-    const Real log2e = static_cast<Real>(kLog2E);
-    const bool dgain_wanted = static_cast<bool>(tile.dgain);
     for (int64_t k = 0; k < tile.keys; ++k) {
-      const Real* products = tile.products.row(k);
-      const Real* dprobabilities = tile.dprobabilities.row(k);
-      Operand* weights_out = tile.weights_out.row(k);
-      Operand* dproducts_out = tile.dproducts_out.row(k);
-      for (int64_t c = 0; c < tile.queries; c += w) {
-        const Vec<Real> product = load(products + c);
-        Vec<Real> gain{};
-        Vec<Real> logit = product;
-        if constexpr (kGain) {
-          gain = load(tile.gain.row(k) + c);
-          logit = logit * gain;
+      for (int64_t c = 0; c < tile.queries; c += kWidth<Real>) {
+        const Vec<Real> product = load(tile.products.row(k) + c);
+        Vec<Real> p;
+        if (kGeneral && tile.factor != nullptr) {
+          p = exp_vector(rounded_logit(tile, k, c, product) - load(tile.shift + c)) * load(tile.factor + c);
+        } else {
+          Vec<Real> logit = product;
+          if constexpr (kGain) logit = logit * load(tile.gain.row(k) + c);
+          Vec<Real> offset = -load(tile.shift + c);
+          if (kGeneral && tile.bias) offset = offset + load(tile.bias.row(k) + c);
+          p = exp_vector(logit * tile.scale + offset);
         }
-        Vec<Real> offset = -load(tile.lse2 + c);
-        if (kGeneral && tile.bias) offset = offset + load(tile.bias.row(k) + c) * log2e;
-        const Vec<Real> p = exp2_vector(logit * scale2 + offset);
+        backward_one<kGain, kGeneral>(tile, k, c, p, product, load(tile.delta + c));
+      }
+    }
+  }
 
-        const Vec<Real> ungated = load(dprobabilities + c);
-        Vec<Real> dp = ungated;
-        Vec<Real> weight = p;
-        if (kGeneral && tile.gate) {
-          const Vec<Real> gate = load(tile.gate.row(k) + c);
-          dp = dp * gate;
-          weight = weight * gate;
-        }
-        const Vec<Real> dlogit = p * (dp - load(tile.delta + c));
-        if (dgain_wanted) {
-          Real* sum = tile.dgain.row(k) + c;
-          store(sum, load(sum) + dlogit * product);
-        }
-        if (kGeneral && tile.dbias) {
-          Real* sum = tile.dbias.row(k) + c;
-          store(sum, load(sum) + dlogit);
-        }
-        if (kGeneral && tile.dgate) {
-          Real* sum = tile.dgate.row(k) + c;
-          store(sum, load(sum) + p * ungated);
-        }
-        store_as<Real>(weights_out + c, weight);
-        Vec<Real> dproduct = dlogit * tile.scale;
-        if constexpr (kGain) dproduct = dproduct * gain;
-        store_as<Real>(dproducts_out + c, dproduct);
+  // All keys at once: the sums that make P and delta are taken here. Strips of columns stay in cache meanwhile.
+  template <bool kGain, bool kGeneral>
+  static void backward_whole(const BackwardTile<Operand, Real>& tile) {
+    for (int64_t c = 0; c < tile.queries; c += kWidth<Real>) {
+      const auto logit = [&](int64_t k) {
+        Vec<Real> x = load(tile.products.row(k) + c);
+        if constexpr (kGain) x = x * load(tile.gain.row(k) + c);
+        x = rounded<Real>(x * tile.scale);
+        return kGeneral && tile.bias ? x + load(tile.bias.row(k) + c) : x;
+      };
+      Vec<Real> shift;
+      if (tile.shift != nullptr) {
+        shift = load(tile.shift + c);
+      } else {
+        shift = fill(-kInfinity<Real>);
+        for (int64_t k = 0; k < tile.keys; ++k) shift = max<Real>(shift, logit(k));
+        shift = shift == -kInfinity<Real> ? Vec<Real>{} : shift;  // a row that is -inf throughout: P is 0 at any shift
+      }
+      Vec<Real> sum[2] = {};
+      Vec<Real> delta[2] = {};
+      const auto add = [&](int64_t k, int part) {
+        const Vec<Real> p = exp_vector(logit(k) - shift);
+        store(tile.probabilities.row(k) + c, p);
+        Vec<Real> dp = load(tile.dprobabilities.row(k) + c);
+        if (kGeneral && tile.gate) dp = dp * load(tile.gate.row(k) + c);
+        sum[part] = sum[part] + p;
+        delta[part] = delta[part] + p * dp;
+      };
+      int64_t k = 0;
+      for (; k + 2 <= tile.keys; k += 2) {
+        add(k, 0);
+        add(k + 1, 1);
+      }
+      if (k < tile.keys) add(k, 0);
+      const Vec<Real> total = sum[0] + sum[1];
+      const auto is_empty = total == Real{0};
+      const Vec<Real> factor = is_empty ? Vec<Real>{} : Real{1} / (is_empty ? fill(Real{1}) : total);
+      const Vec<Real> mean = (delta[0] + delta[1]) / (is_empty ? fill(Real{1}) : total);
+      for (k = 0; k < tile.keys; ++k) {
+        backward_one<kGain, kGeneral>(tile, k, c, load(tile.probabilities.row(k) + c) * factor,
+                                      load(tile.products.row(k) + c), mean);
       }
     }
   }
 
   static void backward(const BackwardTile<Operand, Real>& tile) {
-    const bool general = tile.bias || tile.gate || tile.dbias || tile.dgate;
-    if (general) {
-      tile.gain ? backward_rows<true, true>(tile) : backward_rows<false, true>(tile);
+    const auto run = [&]<bool kGain, bool kGeneral>() {
+      tile.probabilities ? backward_whole<kGain, kGeneral>(tile) : backward_rows<kGain, kGeneral>(tile);
+    };
+    const bool is_general = tile.factor != nullptr || tile.bias || tile.gate || tile.dbias || tile.dgate;
+    if (is_general) {
+      tile.gain ? run.template operator()<true, true>() : run.template operator()<false, true>();
     } else {
-      tile.gain ? backward_rows<true, false>(tile) : backward_rows<false, false>(tile);
+      tile.gain ? run.template operator()<true, false>() : run.template operator()<false, false>();
     }
   }
 
@@ -639,7 +733,7 @@ struct Implementation {
   }
 
   static constexpr RowOps<Source, Operand, Real> kTable = {
-      pack,     pack_transposed,  softmax,   scale_rows,      finish_rows,          dot_rows,
+      pack,     pack_transposed,  softmax,   scale_rows,      finish_rows,          dot_rows, statistics,
       backward, store_transposed, store_sum, transpose_table, sum_transposed_table, add};
 };
 
