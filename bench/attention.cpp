@@ -10,6 +10,7 @@
 #include <fstream>
 #include <limits>
 
+#include "tests/attention_cases.h"
 #include "violin/error.h"
 #include "violin/ops/ops.h"
 
@@ -84,7 +85,9 @@ Inputs make_inputs(const AttentionShape& shape, torch::ScalarType dtype) {
   if (prefix < 0)
     throw Error("bench: " + shape.to_string() + " has no grid; tokens must be a square number or a little more");
   in.ranks = ops::curve_ranks("violin", {side, side}).squeeze(1);
-  in.beta = (torch::rand({8, shape.heads}) * 4 + 5).requires_grad_();
+  // Decay parameters as the table says, the same for every shape.
+  const tests::AttentionCase& entry = tests::bench_cases().front();
+  in.beta = (torch::rand({8, shape.heads}) * (entry.beta_high - entry.beta_low) + entry.beta_low).requires_grad_();
   in.gain = ops::decay_mask(in.ranks, -torch::softplus(-in.beta.detach()), {}, prefix).unsqueeze(0).requires_grad_();
   return in;
 }
@@ -111,8 +114,13 @@ AttentionShape parse_shape(const std::string& text) {
 }
 
 const std::vector<AttentionShape>& default_shapes() {
-  static const std::vector<AttentionShape> shapes = {
-      {8, 6, 196, 64}, {2, 3, 1024, 64}, {64, 3, 65, 64}, {1, 12, 4096, 64}};
+  static const std::vector<AttentionShape> shapes = [] {
+    std::vector<AttentionShape> result;
+    for (const tests::AttentionCase& entry : tests::bench_cases()) {
+      result.push_back({entry.batch, entry.heads, entry.queries, entry.dim});
+    }
+    return result;
+  }();
   return shapes;
 }
 

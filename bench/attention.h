@@ -19,6 +19,7 @@ struct AttentionShape {
   std::string to_string() const;  // "8,6,196,64"
 };
 AttentionShape parse_shape(const std::string& text);
+// Of the bench's entries in tests/attention_cases.json.
 const std::vector<AttentionShape>& default_shapes();
 
 struct AttentionOptions {
