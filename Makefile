@@ -5,7 +5,7 @@ JOBS ?= $(shell nproc)
 PYTHON = $$(cat .violin/python)
 CONFIGURE = cmake --preset $(1) -DVIOLIN_PYTHON="$(PYTHON)" --log-level=NOTICE
 
-.PHONY: help setup configure build demo test check-format format lint asan debug bench gpu-test gpu-bench install clean distclean
+.PHONY: help setup configure build demo test check-format format lint asan tsan debug bench gpu-test gpu-bench install clean distclean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -42,6 +42,11 @@ asan: setup  ## The test suite under address and undefined-behaviour sanitizers
 	@cmake --build build-asan -j $(JOBS)
 	@ctest --test-dir build-asan --output-on-failure -j $(JOBS)
 
+tsan: setup  ## The CPU kernels' tasks on plain threads under the thread sanitizer
+	@[ -e build-tsan/build.ninja ] || $(call CONFIGURE,tsan)
+	@cmake --build build-tsan -j $(JOBS) --target kernels_test
+	@build-tsan/bin/kernels_test
+
 debug: setup  ## Unoptimised build in build-debug
 	@[ -e build-debug/build.ninja ] || $(call CONFIGURE,debug)
 	@cmake --build build-debug -j $(JOBS)
@@ -62,7 +67,7 @@ install: build  ## Headers, libraries, binary and CMake package into PREFIX
 	@cmake --install build --prefix "$${PREFIX:?usage: make install PREFIX=/some/where}"
 
 clean:  ## Remove what builds made
-	@rm -rf build build-debug build-asan build-lint out
+	@rm -rf build build-debug build-asan build-tsan build-lint out
 
 distclean: clean
 	@rm -rf .venv .violin
