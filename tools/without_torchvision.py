@@ -13,7 +13,7 @@ import types
 
 
 class _Anything(types.ModuleType):
-    __path__: list[str] = []
+    __path__ = ()
 
     def __getattr__(self, name):
         if name.startswith("__"):

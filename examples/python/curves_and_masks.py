@@ -1,6 +1,8 @@
 """Pictures of the curves, and of the masks that they make:
 
     python3 examples/python/curves_and_masks.py [--out FOLDER]
+
+Writes into FOLDER, or here.
 """
 
 import argparse
@@ -11,7 +13,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "python"))
-import violin  # noqa: E402
+import violin
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--out", type=Path, default=Path())

@@ -21,11 +21,12 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "python")]
-import without_torchvision  # noqa: E402
+import without_torchvision
 
 without_torchvision.install()
-import violin  # noqa: E402
-from timm.models.vision_transformer import VisionTransformer  # noqa: E402
+from timm.models.vision_transformer import VisionTransformer
+
+import violin
 
 MEAN, STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 
@@ -126,7 +127,9 @@ def main():
             print(f"seed {seed}, {kind:12}: {accuracy(model, test):5.1f}% of {len(test[1])} test images", flush=True)
     for name, mask in violin.masks(model):
         gamma, alpha = mask.log_decay().exp(), mask.alpha
-        print(f"mask of {name}: gamma {gamma.min():.4f} to {gamma.max():.4f}, alpha {alpha.min():.3f} to {alpha.max():.3f}")
+        print(
+            f"mask of {name}: gamma {gamma.min():.4f} to {gamma.max():.4f}, alpha {alpha.min():.3f} to {alpha.max():.3f}"
+        )
     violin.save(model, args.out, classes=second,
                 preprocessing={"size": 32, "crop_pct": 1.0, "interpolation": "bicubic", "mean": MEAN, "std": STD})  # fmt: skip
     print(f"{args.out} holds model, classes and preprocessing; {time.perf_counter() - started:.0f} s in all")

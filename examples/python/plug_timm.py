@@ -1,6 +1,8 @@
 """A timm model with a mask: the same logits at the start, attention maps, decays, and back again.
 
     python3 examples/python/plug_timm.py [--out FOLDER]
+
+Writes into FOLDER, or here.
 """
 
 import argparse
@@ -10,16 +12,17 @@ from pathlib import Path
 import matplotlib
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-import torch  # noqa: E402
+import matplotlib.pyplot as plt
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tools")]
-import without_torchvision  # noqa: E402
+import without_torchvision
 
 without_torchvision.install()
-import timm  # noqa: E402
-import violin  # noqa: E402
+import timm
+
+import violin
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--out", type=Path, default=Path())

@@ -21,13 +21,14 @@ from .weights import load, load_state, model_config, save, translate
 LIBRARY = _library.PATH
 
 __all__ = [
+    "LIBRARY",
     "Attention",
     "Error",
-    "LIBRARY",
     "MaskConfig",
     "MultiheadAttention",
     "Tables",
     "ViolinMask",
+    "__version__",
     "attention_maps",
     "curves",
     "freeze",

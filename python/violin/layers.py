@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -147,7 +147,9 @@ class _Masked(nn.Module):
         return tables._replace(bias=bias if tables.bias is None else tables.bias + bias)
 
     @torch.no_grad()
-    def _map_rows(self, q: Tensor, k: Tensor, v: Tensor, tables: Tables, queries: Tensor, heads: Tensor | None) -> Tensor:
+    def _map_rows(
+        self, q: Tensor, k: Tensor, v: Tensor, tables: Tables, queries: Tensor, heads: Tensor | None
+    ) -> Tensor:
         """The weights that multiply v, [B,heads,queries,N]; no map of a whole image is formed."""
         if heads is not None:
             q, k, v = (t.index_select(1, heads) for t in (q, k, v))
@@ -230,8 +232,7 @@ class Attention(_Masked):
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
         layer.num_heads = int(original.num_heads)  # type: ignore[arg-type]
-        width = original.qkv.weight.shape[0] // 3  # type: ignore[union-attr,operator,index]
-        layer.head_dim = width // layer.num_heads
+        layer.head_dim = cast(Tensor, cast(Any, original).qkv.weight).shape[0] // 3 // layer.num_heads
         scale = getattr(original, "scale", None)
         layer.scale = float(scale) if isinstance(scale, (int, float)) else layer.head_dim**-0.5
         for child in ("qkv", "q_norm", "k_norm", "attn_drop", "norm", "gate", "proj", "proj_drop"):
@@ -305,7 +306,9 @@ class MapRequest:
 class MultiheadAttention(_Masked):
     """torch.nn.MultiheadAttention used as self-attention (torchvision's EncoderBlock), with a mask, on its own weights."""
 
-    def __init__(self, original: nn.MultiheadAttention, mask: ViolinMask | None, grids: GridRecorder, name: str) -> None:
+    def __init__(
+        self, original: nn.MultiheadAttention, mask: ViolinMask | None, grids: GridRecorder, name: str
+    ) -> None:
         super().__init__()
         self.embed_dim, self.num_heads = original.embed_dim, original.num_heads
         self.head_dim, self.batch_first, self.dropout = original.head_dim, original.batch_first, original.dropout

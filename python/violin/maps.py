@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -58,9 +59,9 @@ def attention_maps(
     """
     structure = find(model)
     grid = _grid(structure, images)
-    asked = queries if isinstance(queries, list) else [queries]
-    if isinstance(queries, tuple) and not (len(queries) == 2 and all(isinstance(q, int) for q in queries)):
-        asked = list(queries)
+    patch = isinstance(queries, tuple) and len(queries) == 2 and all(isinstance(q, int) for q in queries)
+    one = patch or isinstance(queries, (int, str))
+    asked = cast("list[Query]", [queries] if one else list(cast("Sequence[Query]", queries)))
     tokens = torch.tensor([_token(query, grid, structure.prefix) for query in asked], device=images.device)
     places = sites(structure)
     wanted = sorted(set(range(len(places)) if blocks is None else blocks))
@@ -75,23 +76,22 @@ def attention_maps(
         for index in wanted:
             site = places[index]
             if not isinstance(site.module, (Attention, MultiheadAttention)):
-                layer = wrap(site, None, recorder)
-                setattr(site.parent, site.child, layer)
+                setattr(site.parent, site.child, wrap(site, None, recorder))
                 borrowed.append(site)
-                if isinstance(layer, PairAttention):
-                    hook = MapRequest(site.child)
-                    hooks.append(site.parent.register_forward_pre_hook(hook, with_kwargs=True))
-            layer = site.module
-            if chosen is not None and chosen.numel() and int(chosen.max()) >= layer.num_heads:  # type: ignore[operator]
-                raise Error(f"heads are {chosen.tolist()}; {site.name} has heads 0 to {layer.num_heads - 1}")  # type: ignore[operator]
+                if isinstance(site.module, PairAttention):
+                    request = MapRequest(site.child)
+                    hooks.append(site.parent.register_forward_pre_hook(request, with_kwargs=True))
+            layer = cast(Attention, site.module)
+            if chosen is not None and chosen.numel() and int(chosen.max()) >= layer.num_heads:
+                raise Error(f"heads are {chosen.tolist()}; {site.name} has heads 0 to {layer.num_heads - 1}")
             layer._request = (tokens, chosen)
         model(images)
-        return {index: places[index].module._rows for index in wanted}  # type: ignore[misc]
+        return {index: cast(Tensor, cast(Attention, places[index].module)._rows) for index in wanted}
     finally:
         for index in wanted:
-            layer = places[index].module
-            if isinstance(layer, (Attention, MultiheadAttention)):
-                layer._request = layer._rows = None
+            module = places[index].module
+            if isinstance(module, (Attention, MultiheadAttention)):
+                module._request = module._rows = None
         for hook in hooks:
             hook.remove()
         for site in borrowed:

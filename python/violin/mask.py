@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -105,7 +105,9 @@ class MaskConfig:
         out["curves"] = self.curves if self.curves in curve_module.SETS else self.names
         out["decay"] = "learned" if self.decay is None else self.decay
         out["parameterisation"] = "rate" if self.uses_rate else "sigmoid"
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in out.items() if value is not None}
+        return {
+            key: list(value) if isinstance(value, tuple) else value for key, value in out.items() if value is not None
+        }
 
     @classmethod
     def from_json(cls, block: dict[str, Any]) -> MaskConfig:
@@ -113,7 +115,7 @@ class MaskConfig:
         unknown = sorted(set(block) - known)
         if unknown:
             raise Error(f"violin.{unknown[0]} is not a field of a mask; there are {', '.join(sorted(known))}")
-        values = {key: tuple(value) if isinstance(value, list) else value for key, value in block.items()}
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in block.items()}
         if values.get("decay") == "learned":
             values["decay"] = None
         return cls(**values)
@@ -186,6 +188,15 @@ class ViolinMask(nn.Module):
     """
 
     table_limit: int = 1 << 30
+    beta: nn.Parameter | None
+    rate: nn.Parameter | None
+    alpha: nn.Parameter | None
+    curve_weight: nn.Parameter | None
+    prefix_beta: nn.Parameter | None
+    prefix_rate: nn.Parameter | None
+    gamma: Tensor | None
+    _units: Tensor  # of rate, per curve: [C,1] or [C,1,1]
+    _head_index: Tensor | None
 
     def __init__(
         self,
@@ -331,7 +342,7 @@ class ViolinMask(nn.Module):
         if self._head_index is not None:
             self._head_index.copy_(torch.tensor(self.masked_heads))
         if self.gamma is not None:
-            self.gamma.fill_(self.config.decay)
+            self.gamma.fill_(self.config.decay or 1.0)
         self.initialise()
 
     # -- decay and mask ------------------------------------------------------------------------------------------------
@@ -375,7 +386,7 @@ class ViolinMask(nn.Module):
         log_space = self.config.strategy == "log"
         if not self.curve_names:
             tokens = prefix + height * width
-            like = _in_full(self.alpha.detach())
+            like = _in_full(cast(Tensor, self.alpha).detach())
             return torch.full(
                 (len(self.masked_heads), tokens, tokens),
                 0.0 if log_space else 1.0,

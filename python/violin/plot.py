@@ -25,7 +25,9 @@ except ImportError as error:
 def _panels(count: int, columns: int, size: float = 2.2) -> tuple[Any, list[Any]]:
     columns = min(columns, count)
     rows = -(-count // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(size * columns, size * rows), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(size * columns, size * rows), squeeze=False, layout="constrained"
+    )
     flat = list(axes.flat)
     for axis in flat[count:]:
         axis.axis("off")
@@ -87,7 +89,9 @@ def decays(model: nn.Module, length: bool = True) -> Any:
             values.append((-log_gamma).clamp_min(1e-9).reciprocal().log10() if length else log_gamma.exp())
     low, high = min(float(v.min()) for v in values), max(float(v.max()) for v in values)
     for index, (axis, (_, layer), value) in enumerate(zip(axes, layers, values)):
-        image = axis.imshow(value.numpy(), aspect="auto", cmap="viridis", vmin=low, vmax=high if high > low else low + 1)
+        image = axis.imshow(
+            value.numpy(), aspect="auto", cmap="viridis", vmin=low, vmax=high if high > low else low + 1
+        )
         axis.set(title=f"layer {index}", xlabel="head", xticks=range(len(layer.masked_heads)))
         axis.set_xticklabels([str(head) for head in layer.masked_heads])
         labels = layer.curve_names if len(layer.curve_names) == len(value) else range(len(value))

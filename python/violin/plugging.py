@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -82,7 +82,8 @@ def find(model: nn.Module, grid: Sequence[int] | None = None) -> Structure:
         hint = next((_described(n, m) for n, m in model.named_modules() if "attention" in type(m).__name__.lower()), "")
         raise Error(
             f"{type(model).__name__} is no vision transformer that can be plugged: no patch_embed and blocks (timm, DINO), no "
-            "conv_proj and encoder.layers (torchvision)" + (f"; its {hint} is attention of another kind" if hint else "")
+            "conv_proj and encoder.layers (torchvision)"
+            + (f"; its {hint} is attention of another kind" if hint else "")
         )
     if len(found) > 1:
         names = ", ".join(name for name, _ in found)
@@ -100,7 +101,9 @@ def _structure(name: str, vit: Any, grid: Any) -> Structure:
     embed = vit.patch_embed
     patches = getattr(embed, "proj", None)
     if not isinstance(patches, nn.Module):
-        raise Error(f"{_described(name + 'patch_embed', embed)} has no projection `proj` from whose output the grid is known")
+        raise Error(
+            f"{_described(name + 'patch_embed', embed)} has no projection `proj` from whose output the grid is known"
+        )
     plugged = getattr(vit, "_violin", None)
     grid = grid or getattr(embed, "grid_size", None) or getattr(embed, "patches_resolution", None)
     grid = grid or (plugged.grids.native if plugged is not None else None)
@@ -190,7 +193,7 @@ def wrap(site: Site, mask: ViolinMask | None, grids: GridRecorder) -> Attention 
 def _agrees(site: Site, module: nn.Module, grids: GridRecorder) -> bool:
     """Runs a few tokens through the layer and through ours without a mask. They must agree, which refuses attention that
     looks like the usual and is not. Returns whether the layer returns (output, map), as the original DINO code does."""
-    weight: Tensor = module.qkv.weight  # type: ignore[union-attr,assignment]
+    weight: Tensor = cast(Any, module).qkv.weight
     if weight.is_meta:
         return False
     flags = {child: child.training for child in module.modules()}
@@ -385,7 +388,7 @@ def _patch_grid(structure: Structure, image_size: int | Sequence[int] | None) ->
     if image_size is None:
         return structure.grid
     size = _pair(image_size)
-    patch = structure.patches.stride  # type: ignore[union-attr]
+    patch = _pair(cast(Any, structure.patches).stride)
     return size[0] // patch[0], size[1] // patch[1]
 
 

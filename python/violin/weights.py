@@ -6,12 +6,13 @@ A file is safetensors with timm's parameter names and three texts beside them: `
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -99,6 +100,8 @@ def model_config(model: nn.Module) -> dict[str, Any]:
         need(not getattr(vit, "pool_include_prefix", False), "prefix tokens in its average")
         need(hasattr(block.mlp, "fc1") and hasattr(block.mlp, "fc2"), "another kind of MLP")
         need(block.mlp.fc1.out_features == block.mlp.fc2.in_features, "a gated MLP")
+        act = getattr(block.mlp, "act", None)
+        need(isinstance(act, nn.GELU) and act.approximate == "none", f"{type(act).__name__} in its MLP")
         conv, fc1, norm = vit.patch_embed.proj, block.mlp.fc1, block.norm1
         need(isinstance(conv, nn.Conv2d) and plain(getattr(vit.patch_embed, "norm", None)), "another patch embedding")
         dim, head = int(vit.embed_dim), getattr(vit, "head", None)
@@ -161,7 +164,8 @@ def state(model: nn.Module) -> dict[str, Tensor]:
     structure = find(model)
     result = {_canonical(structure, name): value.detach() for name, value in structure.vit.state_dict().items()}
     result.pop("mask_token", None)
-    if hasattr(structure.vit, "register_tokens"):  # DINOv2's code adds a position to the class token and none to registers
+    # DINOv2's code adds a position to the class token and none to registers.
+    if hasattr(structure.vit, "register_tokens"):
         positions = result["pos_embed"]
         result["cls_token"] = result["cls_token"] + positions[:, :1]
         result["pos_embed"] = positions[:, 1:]
@@ -377,7 +381,7 @@ def load(path: str | os.PathLike[str], **overrides: Any) -> nn.Module:
         from timm.models.vision_transformer import VisionTransformer
     except ImportError as error:
         raise ImportError("violin.load builds a timm model: pip install timm") from error
-    weights, metadata = _read(path)
+    metadata = _read(path)[1]
     if "violin.model" not in metadata:
         raise Error(f"{path} does not say what model it holds; build one and use violin.load_state(model, path)")
     config = dict(_parsed("violin.model", metadata["violin.model"]))
@@ -392,12 +396,7 @@ def load(path: str | os.PathLike[str], **overrides: Any) -> nn.Module:
     if kind is VisionTransformerDistilled:
         for key in ("class_token", "reg_tokens"):
             config.pop(key, None)
-    model = kind(norm_layer=_norm(eps), **{**config, **overrides})
-    model.violin_file = load_state(model, path)
+    norm = functools.partial(nn.LayerNorm, eps=eps)
+    model = kind(norm_layer=norm, **{**config, **overrides})
+    cast(Any, model).violin_file = load_state(model, path)
     return model
-
-
-def _norm(eps: float) -> Any:
-    import functools
-
-    return functools.partial(nn.LayerNorm, eps=eps)

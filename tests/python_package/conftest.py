@@ -8,8 +8,8 @@ from pathlib import Path
 # Virtual machines exist that announce AMX and refuse it: torch's own 16-bit products end the process there.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
-import pytest  # noqa: E402
-import torch  # noqa: E402
+import pytest
+import torch
 
 ROOT = Path(__file__).parent.parent.parent
 if importlib.util.find_spec("violin") is None:
@@ -17,7 +17,7 @@ if importlib.util.find_spec("violin") is None:
 
 
 sys.path.insert(0, str(ROOT / "tools"))
-import without_torchvision  # noqa: E402
+import without_torchvision
 
 without_torchvision.install()
 

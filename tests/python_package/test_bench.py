@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import struct
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from models import build
+
 import violin
 
 ROOT = Path(__file__).parent.parent.parent
@@ -35,10 +38,7 @@ def test_speed_of_models_runs_on_any_device(timm, tmp_path):
 
 
 def test_published_formula_is_the_mask_that_is_timed_against(timm):
-    from models import build  # of the tests
-
-    namespace = {"__name__": "bench_models", "__file__": str(ROOT / "bench" / "gpu" / "models.py")}
-    exec(compile((ROOT / "bench/gpu/models.py").read_text(), "bench/gpu/models.py", "exec"), namespace)
+    namespace = runpy.run_path(str(ROOT / "bench" / "gpu" / "models.py"))
     model = violin.plug(build("vit"), init="pretrain")
     layer = model.blocks[0].attn
     ranks = violin.curves.ranks("violin", (4, 4)).squeeze(1)
@@ -59,7 +59,9 @@ def write_png(path, pixels):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(raw)) + chunk(b"IEND", b""))
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(raw)) + chunk(b"IEND", b"")
+    )
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 import torch
+
 import violin
 from violin._safetensors import load_file
 

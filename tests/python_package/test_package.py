@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import violin
 from models import build
+
+import violin
 
 MODULES = ["violin", *(f"violin.{module.name}" for module in pkgutil.iter_modules(violin.__path__))]
 

@@ -6,10 +6,11 @@ import pickle
 
 import pytest
 import torch
-import violin
 from models import FAMILIES, build, image_sizes
 from torch import nn
 from torch.nn import functional as F
+
+import violin
 from violin._safetensors import load_file
 
 
@@ -116,12 +117,14 @@ def test_gradients_of_a_plugged_model_agree_with_the_formula():
     model.zero_grad()
     plain(model, masks, x, (4, 3), "mul_v1").square().sum().backward()
     for a, p in zip(ours, model.parameters()):
-        torch.testing.assert_close(a, p.grad, rtol=1e-4, atol=1e-6 * p.grad.abs().max().item())  # the formula's mask is float32
+        torch.testing.assert_close(
+            a, p.grad, rtol=1e-4, atol=1e-6 * p.grad.abs().max().item()
+        )  # the formula's mask is float32
 
 
 def test_only_chosen_blocks_and_heads():
     model = violin.plug(build("vit"), init="spread", blocks=[1], heads=[0, 2])
-    (name, mask), = violin.masks(model)
+    ((name, mask),) = violin.masks(model)
     assert name == "blocks.1.attn.violin" and mask.masked_heads == (0, 2)
     assert type(model.blocks[0].attn).__module__.startswith("timm")
     violin.unplug(model)
@@ -183,7 +186,8 @@ def test_a_transformer_inside_a_model_is_found():
     x = images((32, 32))
     expected = run(model, x)
     violin.plug(model)
-    assert [name for name, _ in violin.masks(model)][0] == "backbone.encoder.layers.encoder_layer_0.self_attention.violin"
+    name, _ = next(violin.masks(model))
+    assert name == "backbone.encoder.layers.encoder_layer_0.self_attention.violin"
     torch.testing.assert_close(run(model, x), expected)
 
 
@@ -280,7 +284,10 @@ def test_drop_in_for_timm_attention(timm):
             super().__init__(*args, **options, mask={"init": "identity"}, grid=(4, 4))
 
     options = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
-    model, vanilla = VisionTransformer(**options, attn_layer=MaskedAttention).eval(), VisionTransformer(**options).eval()
+    model, vanilla = (
+        VisionTransformer(**options, attn_layer=MaskedAttention).eval(),
+        VisionTransformer(**options).eval(),
+    )
     vanilla.load_state_dict({k: v for k, v in model.state_dict().items() if ".violin." not in k})
     x = images((32, 32))
     torch.testing.assert_close(run(model, x), run(vanilla, x), rtol=1e-5, atol=1e-6)

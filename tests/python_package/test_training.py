@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import violin
 from models import build
 from torch.utils.checkpoint import checkpoint
+
+import violin
 
 
 def gradients(function, model, *inputs):
@@ -159,8 +160,10 @@ def test_several_processes_give_the_gradients_of_one(world, tmp_path):
     running = [
         subprocess.Popen(
             [sys.executable, "-c", WORKER, tmp_path / "store", str(rank), str(world), *paths],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         for rank in range(world)
     ]
     for process in running:

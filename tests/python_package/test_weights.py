@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import violin
 from models import build, image_sizes
 from standins import DinoTransformer
+
+import violin
 from violin import _safetensors
 
 
@@ -98,7 +99,9 @@ def test_files_hold_timm_names_whatever_the_model(tmp_path, timm):
     x = torch.randn(2, 3, 32, 32)
     violin.save(model, tmp_path / "m.safetensors")
     tensors, _ = _safetensors.load_file(tmp_path / "m.safetensors")
-    assert {"cls_token", "pos_embed", "blocks.1.attn.qkv.weight", "blocks.0.attn.violin.beta", "head.bias"} <= set(tensors)
+    assert {"cls_token", "pos_embed", "blocks.1.attn.qkv.weight", "blocks.0.attn.violin.beta", "head.bias"} <= set(
+        tensors
+    )
     same = VisionTransformer(
         img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=3, mlp_ratio=2, num_classes=5
     ).eval()
@@ -210,6 +213,11 @@ def test_models_that_the_binary_does_not_have_are_refused(tmp_path, timm):
     model = violin.plug(build("qk_norm"))
     with pytest.raises(violin.Error, match="q_norm in its attention"):
         violin.save(model, tmp_path / "m.safetensors")
+    model = build("vit")
+    model.blocks[0].mlp.act = torch.nn.SiLU()
+    with pytest.raises(violin.Error, match="SiLU in its MLP"):
+        violin.save(model, tmp_path / "m.safetensors")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture
