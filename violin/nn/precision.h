@@ -22,19 +22,8 @@ inline Precision parse_precision(std::string_view name) {
 // Autocast for this thread and type of device, as long as the object lives.
 class PrecisionScope {
  public:
-  PrecisionScope(c10::DeviceType device, Precision precision)
-      : device_(device),
-        enabled_(at::autocast::is_autocast_enabled(device)),
-        dtype_(at::autocast::get_autocast_dtype(device)) {
-    at::autocast::set_autocast_enabled(device, precision == Precision::kBf16);
-    if (precision == Precision::kBf16) at::autocast::set_autocast_dtype(device, at::kBFloat16);
-    at::autocast::increment_nesting();
-  }
-  ~PrecisionScope() {
-    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-    at::autocast::set_autocast_dtype(device_, dtype_);
-    at::autocast::set_autocast_enabled(device_, enabled_);
-  }
+  PrecisionScope(c10::DeviceType device, Precision precision);
+  ~PrecisionScope();
   PrecisionScope(const PrecisionScope&) = delete;
   PrecisionScope& operator=(const PrecisionScope&) = delete;
 

@@ -1,0 +1,84 @@
+// oneDNN takes processors at their word about tile instructions (AMX), which virtual machines may announce and then
+// refuse: 16-bit products would end the process. What oneDNN may use is read from the environment at its first call,
+// whatever that computes, so the question is answered before main.
+#include "violin/nn/precision.h"
+
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#endif
+
+namespace violin::nn {
+namespace {
+
+#if defined(__x86_64__) && defined(__linux__)
+
+bool announces_tiles() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  constexpr unsigned kTileBit = 1U << 24;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & kTileBit) != 0;
+}
+
+struct alignas(64) TileConfig {
+  unsigned char palette = 1, start_row = 0;
+  unsigned char reserved[14] = {};
+  unsigned short row_bytes[16] = {4};
+  unsigned char rows[16] = {1};
+};
+
+__attribute__((target("amx-tile"))) void use_a_tile() {
+  const TileConfig config;
+  _tile_loadconfig(&config);
+  _tile_zero(0);
+  _tile_release();
+}
+
+// Tried in a process of its own, which may die of it.
+bool tiles_work() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  const pid_t child = fork();
+  if (child == 0) {
+    std::signal(SIGILL, SIG_DFL);
+    if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) != 0) _exit(1);
+    use_a_tile();
+    _exit(0);
+  }
+  int status = 0;
+  return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+const bool kAsked = [] {
+  if (!announces_tiles() || std::getenv("ONEDNN_MAX_CPU_ISA") != nullptr || tiles_work()) return true;
+  return setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16", 0) == 0;
+}();
+
+#else
+
+const bool kAsked = true;
+
+#endif
+
+}  // namespace
+
+PrecisionScope::PrecisionScope(c10::DeviceType device, Precision precision)
+    : device_(device),
+      enabled_(at::autocast::is_autocast_enabled(device)),
+      dtype_(at::autocast::get_autocast_dtype(device)) {
+  at::autocast::set_autocast_enabled(device, kAsked && precision == Precision::kBf16);
+  if (precision == Precision::kBf16) at::autocast::set_autocast_dtype(device, at::kBFloat16);
+  at::autocast::increment_nesting();
+}
+
+PrecisionScope::~PrecisionScope() {
+  if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+  at::autocast::set_autocast_dtype(device_, dtype_);
+  at::autocast::set_autocast_enabled(device_, enabled_);
+}
+
+}  // namespace violin::nn
