@@ -179,12 +179,17 @@ void match_registry(const State& state, Architecture& result, bool heads_given) 
         other.norm_behind_pooling() == config.norm_behind_pooling() &&
         other.violin.has_value() == config.violin.has_value() && (!heads_given || other.num_heads == config.num_heads);
     if (!same) continue;
-    double score = 1;
+    double score = 1, named = 0;
     if (other.img_size == config.img_size) score += 4;
     if ((other.num_classes == 0) == (config.num_classes == 0)) score += 2;
     if (entry.family == "DINO" && state.from_dino) score += 4;
     if (entry.family.starts_with("DeiT")) score += 0.5;  // the same tensors as a plain ViT, and in more people's hands
-    if (stem.find(entry.name) != std::string::npos) score += 16 + static_cast<double>(entry.name.size()) / 64;
+    // The longest name in the file's: an alias may be another model's name with something behind it.
+    std::vector<std::string> names = entry.aliases;
+    names.push_back(entry.name);
+    for (const std::string& name : names)
+      if (stem.find(name) != std::string::npos) named = std::max(named, 16 + static_cast<double>(name.size()) / 64);
+    score += named;
     if (score > best_score) best = &entry, best_score = score;
   }
   if (best == nullptr) return;

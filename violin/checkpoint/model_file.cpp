@@ -58,6 +58,12 @@ std::int64_t prefix_rows(const ModelConfig& config) {
   return config.no_embed_class ? 0 : config.prefix_tokens();
 }
 
+// Names come out of files; here they stand in a table, without quotes.
+std::string printable(const std::string& line) {
+  const std::string quoted = in_quotes(line, 400);
+  return quoted.substr(1, quoted.size() - 2);
+}
+
 class Loader {
  public:
   Loader(const std::filesystem::path& path, const LoadOptions& options)
@@ -318,7 +324,7 @@ std::string LoadReport::text() const {
     for (std::size_t i = 0; i < std::min(lines.size(), kMost); ++i) {
       out += "  ";
       out += i == 0 ? title : "";
-      out += std::string(i == 0 ? 12 - std::string_view(title).size() : 12, ' ') + in_quotes(lines[i], 400) + "\n";
+      out += std::string(i == 0 ? 12 - std::string_view(title).size() : 12, ' ') + printable(lines[i]) + "\n";
     }
     if (lines.size() > kMost) out += std::string(14, ' ') + "and " + std::to_string(lines.size() - kMost) + " more\n";
   };

@@ -85,6 +85,7 @@ std::string listed(const std::set<std::string>& keys) {
 void unwrap(std::vector<Source>& sources, const std::string& branch, State& state) {
   std::string path;
   std::string wanted = branch;
+  const std::set<std::string> top = first_parts(sources);
   // The depth of wrapping is bounded by the depth of names.
   for (;;) {
     const std::set<std::string> keys = first_parts(sources);
@@ -106,7 +107,7 @@ void unwrap(std::vector<Source>& sources, const std::string& branch, State& stat
   }
   if (!wanted.empty()) {
     throw Error(file_in_quotes(state.file) + " has no branch " + in_quotes(wanted) + "; at the top it has " +
-                listed(first_parts(sources)));
+                listed(top));
   }
 }
 

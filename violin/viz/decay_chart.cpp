@@ -42,7 +42,13 @@ Color alpha_color(double share_of_largest) {
 
 std::string short_number(double value) {
   char text[32];
-  std::snprintf(text, sizeof text, "%.3g", value);
+  // Two digits are enough for thousands of steps, and no exponent.
+  const double step = std::abs(value) < 1000 ? 0 : std::pow(10, std::floor(std::log10(std::abs(value))) - 1);
+  if (step > 0) {
+    std::snprintf(text, sizeof text, "%.0f", std::round(value / step) * step);
+  } else {
+    std::snprintf(text, sizeof text, "%.3g", value);
+  }
   return text;
 }
 
@@ -106,7 +112,8 @@ Scene decay_chart(const DecayChart& chart) {
     const double x = left + column * pitch_x;
     const double y = kMargin + kHeaderHeight + line * pitch_y + kPanelTitleHeight;
     const bool of_alpha = panel == curves;
-    add(Text{.baseline = {x, y - 7}, .text = of_alpha ? "α" : chart.curves[panel], .size = kNameSize, .bold = true});
+    add(Text{
+        .baseline = {x, y - 7}, .text = of_alpha ? "alpha" : chart.curves[panel], .size = kNameSize, .bold = true});
     auto map = std::make_shared<Image>(chart.heads, static_cast<std::int64_t>(layers));
     for (std::size_t l = 0; l < layers; ++l) {
       for (std::size_t h = 0; h < heads; ++h) {
@@ -158,12 +165,12 @@ Scene decay_chart(const DecayChart& chart) {
     for (const double part : {0.0, 0.5, 1.0}) {
       const double length = lowest * std::pow(highest / lowest, part);
       ticks.emplace_back("γ " + gamma_text(length),
-                         length >= kLongestReach ? "∞ steps" : short_number(length) + " steps");
+                         length >= kLongestReach ? "no decay" : short_number(length) + " steps");
     }
     legend("decay", color_ramp(mask_color), ticks);
   }
   if (has_alpha) {
-    legend("α", color_ramp([](double position) { return alpha_color(2 * position - 1); }),
+    legend("alpha", color_ramp([](double position) { return alpha_color(2 * position - 1); }),
            {{short_number(-largest), ""}, {"0", ""}, {short_number(largest), ""}});
   }
   return scene;
