@@ -149,7 +149,7 @@ def generator_for(seed: int, name: str) -> torch.Generator:
     state = _mixed(seed % 2**64)
     for byte in name.encode():
         state = _mixed(state ^ byte)
-    return torch.Generator().manual_seed(state)
+    return torch.Generator("cpu").manual_seed(state)
 
 
 def longest(curve_list: str, grid: Sequence[int]) -> Tensor:
@@ -243,7 +243,7 @@ class ViolinMask(nn.Module):
         self._thawed: dict[str, bool] = {}  # what required a gradient before freeze()
 
         count, masked, axes = len(self.curve_names), len(self.masked_heads), 1
-        units = torch.ones(0, dtype=torch.int32)
+        units = torch.ones(0, dtype=torch.int32, device="cpu")
         if count:
             native = curve_module.coordinates(self._curve_list, *self.grid, torch.device("cpu"))
             axes, units = native.shape[1], longest(self._curve_list, self.grid)
@@ -283,7 +283,7 @@ class ViolinMask(nn.Module):
             parameter = getattr(self, parameter_name)
             if parameter is None or parameter.is_meta:
                 return
-            values = torch.empty(parameter.shape)
+            values = torch.empty(parameter.shape, dtype=torch.float32, device="cpu")
             fill(values, None if seed is None else generator_for(seed, f"{name}.{parameter_name}"))
             parameter.copy_(values)
 
@@ -340,7 +340,7 @@ class ViolinMask(nn.Module):
         if self.curve_names:
             self._units.copy_(longest(self._curve_list, self.grid).view(self._units.shape))
         if self._head_index is not None:
-            self._head_index.copy_(torch.tensor(self.masked_heads))
+            self._head_index.copy_(torch.tensor(self.masked_heads, device="cpu"))
         if self.gamma is not None:
             self.gamma.fill_(self.config.decay or 1.0)
         self.initialise()

@@ -339,6 +339,20 @@ def test_plugged_timm_models_give_the_golden_logits(name, golden, timm):
     torch.testing.assert_close(run(model, data["image"]), data["logits"], rtol=1e-4, atol=1e-5)
 
 
+def test_defaults_of_torch_do_not_matter():
+    expected = [p.detach() for p in violin.mask_parameters(violin.plug(build("torchvision"), init="pretrain", seed=1))]
+    model = build("torchvision")
+    try:
+        torch.set_default_dtype(torch.float64)
+        with torch.device("meta"):
+            violin.plug(model, init="pretrain", seed=1)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for a, b in zip(violin.mask_parameters(model), expected):
+        assert torch.equal(a, b)
+    run(model, images((32, 32)))
+
+
 def test_plugging_does_not_disturb_random_numbers():
     torch.manual_seed(5)
     expected = torch.rand(3)
