@@ -5,6 +5,7 @@ Every function draws into ``axes`` where given, and returns the figure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,7 +76,7 @@ def mask(
 
 
 def decays(model: nn.Module, length: bool = True) -> Any:
-    """Decay by layer x head x curve, a panel per layer. length: patches after which a curve has faded to 1/e, as a
+    """Decay by layer x head x curve, a panel per block. length: patches after which a curve has faded to 1/e, as a
     logarithm; otherwise gamma itself."""
     layers = list(model_masks(model))
     if not layers:
@@ -88,11 +89,14 @@ def decays(model: nn.Module, length: bool = True) -> Any:
             log_gamma = log_gamma.flatten(0, 1) if log_gamma.dim() == 3 else log_gamma
             values.append((-log_gamma).clamp_min(1e-9).reciprocal().log10() if length else log_gamma.exp())
     low, high = min(float(v.min()) for v in values), max(float(v.max()) for v in values)
-    for index, (axis, (_, layer), value) in enumerate(zip(axes, layers, values)):
+    for index, (axis, (name, layer), value) in enumerate(zip(axes, layers, values)):
         image = axis.imshow(
             value.numpy(), aspect="auto", cmap="viridis", vmin=low, vmax=high if high > low else low + 1
         )
-        axis.set(title=f"layer {index}", xlabel="head", xticks=range(len(layer.masked_heads)))
+        numbers = re.findall(r"\d+", name)  # the last one is the block's
+        axis.set(
+            title=f"block {numbers[-1] if numbers else index}", xlabel="head", xticks=range(len(layer.masked_heads))
+        )
         axis.set_xticklabels([str(head) for head in layer.masked_heads])
         labels = layer.curve_names if len(layer.curve_names) == len(value) else range(len(value))
         axis.set_yticks(range(len(value)), [str(label) for label in labels] if index % 4 == 0 else [""] * len(value))

@@ -76,6 +76,7 @@ def test_pictures(tmp_path):
         figure.savefig(tmp_path / f"{name}.png")
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
     assert len(figures["curves"].axes) == 8 and len(figures["decays"].axes) == 3
+    assert [axis.get_title() for axis in figures["decays"].axes[:2]] == ["block 0", "block 1"]
     with pytest.raises(violin.Error, match="manhattan is a distance"):
         violin.plot.curves("manhattan", (3, 3))
     with pytest.raises(violin.Error, match="no masks"):
