@@ -11,7 +11,8 @@ endfunction()
 
 step(${CMAKE_COMMAND} --install "${BUILD_DIR}" --prefix "${work}/prefix")
 step(${CMAKE_COMMAND} -S "${SOURCE_DIR}" -B "${work}/build" -G "${GENERATOR}" -DCMAKE_BUILD_TYPE=Release
-     -DCMAKE_CXX_COMPILER=${CXX} "-DCMAKE_PREFIX_PATH=${work}/prefix" "-DSANITIZE=${SANITIZE}")
+     -DCMAKE_CXX_COMPILER=${CXX} "-DCMAKE_PREFIX_PATH=${work}/prefix" "-DSANITIZE=${SANITIZE}"
+     "-DEXAMPLES=${SOURCE_DIR}/../../../examples")
 step(${CMAKE_COMMAND} --build "${work}/build")
 step("${work}/build/curves_only")
 if(NOT output MATCHES "last cell of hilbert on 4x4: 3")
@@ -20,6 +21,12 @@ endif()
 step("${work}/build/attention")
 if(NOT output MATCHES "attention: \\[2, 3, 20, 8\\]")
   message(FATAL_ERROR "unexpected output of attention: ${output}")
+endif()
+step("${work}/prefix/bin/violin" convert "${SOURCE_DIR}/../../golden/models/deit.weights.safetensors" "${work}/deit.safetensors"
+     --heads 2)
+step("${work}/build/classify" "${work}/deit.safetensors" "${SOURCE_DIR}/../../../examples/images/castle.png")
+if(NOT output MATCHES "castle.png\n +[0-9.]+%  class [0-9]\n")
+  message(FATAL_ERROR "unexpected output of classify: ${output}")
 endif()
 step("${work}/prefix/bin/violin" --version)
 if(NOT output MATCHES "violin [0-9]+\\.[0-9]+")
