@@ -169,15 +169,17 @@ void match_registry(const State& state, Architecture& result, bool heads_given) 
   double best_score = 0;
   for (const nn::ModelEntry& entry : nn::model_registry()) {
     const ModelConfig& other = entry.config;
-    const bool same =
-        other.embed_dim == config.embed_dim && other.depth == config.depth && other.patch_size == config.patch_size &&
-        other.in_chans == config.in_chans && other.class_token == config.class_token &&
-        other.distilled == config.distilled && other.reg_tokens == config.reg_tokens &&
-        other.pos_embed == config.pos_embed && other.no_embed_class == config.no_embed_class &&
-        other.qkv_bias == config.qkv_bias && other.mlp_ratio == config.mlp_ratio &&
-        other.init_values.has_value() == config.init_values.has_value() &&
-        other.norm_behind_pooling() == config.norm_behind_pooling() &&
-        other.violin.has_value() == config.violin.has_value() && (!heads_given || other.num_heads == config.num_heads);
+    const bool same = other.embed_dim == config.embed_dim && other.depth == config.depth &&
+                      other.patch_size == config.patch_size && other.in_chans == config.in_chans &&
+                      other.class_token == config.class_token && other.distilled == config.distilled &&
+                      other.reg_tokens == config.reg_tokens && other.pos_embed == config.pos_embed &&
+                      other.no_embed_class == config.no_embed_class && other.qkv_bias == config.qkv_bias &&
+                      other.mlp_ratio == config.mlp_ratio &&
+                      other.init_values.has_value() == config.init_values.has_value() &&
+                      other.norm_behind_pooling() == config.norm_behind_pooling() &&
+                      other.violin.has_value() == config.violin.has_value() &&
+                      (!heads_given || other.num_heads == config.num_heads) &&
+                      (!other.violin || (other.num_classes == 0) == (config.num_classes == 0));
     if (!same) continue;
     double score = 1, named = 0;
     if (other.img_size == config.img_size) score += 4;
