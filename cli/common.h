@@ -95,8 +95,14 @@ void write_pictures(const viz::Scene& scene, const PictureOptions& options);
 void add_bench(CLI::App& app);
 void add_convert(CLI::App& app);
 void add_curves(CLI::App& app);
+void add_eval(CLI::App& app);
 void add_features(CLI::App& app);
+void add_finetune(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_mask(CLI::App& app);
+void add_models(CLI::App& app);
+void add_predict(CLI::App& app);
+void add_report(CLI::App& app);
+void add_train(CLI::App& app);
 
 }  // namespace violin::cli

@@ -68,6 +68,12 @@ int run_command(int argc, char** argv) {
   help->label("OPTIONS", "options");
   app.formatter(help);
   app.require_subcommand(0, 1);
+  add_train(app);
+  add_finetune(app);
+  add_eval(app);
+  add_predict(app);
+  add_report(app);
+  add_models(app);
   add_curves(app);
   add_mask(app);
   add_inspect(app);
@@ -75,6 +81,8 @@ int run_command(int argc, char** argv) {
   add_features(app);
   add_bench(app);
   app.footer(R"(Examples:
+  violin finetune --weights deit_small.safetensors --data photos --out runs/photos
+  violin predict runs/photos new.jpg                  what is in a new image
   violin curves --grid 8x8 --set normal               four curves, drawn in the terminal
   violin curves --image photo.jpg --png curves.png    eight curves over the patches of a photo
   violin mask --gamma 0.98 --at 7,7 --png mask.png    the decay around a patch in the middle

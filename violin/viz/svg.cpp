@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "violin/viz/html.h"
 #include "violin/viz/resample.h"
 #include "violin/viz/scene.h"
 
@@ -69,19 +70,6 @@ std::string escaped(std::string_view text) {
     }
   }
   return out;
-}
-
-std::string base64(const Bytes& bytes) {
-  constexpr char kLetters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  std::string text;
-  text.reserve((bytes.size() + 2) / 3 * 4);
-  for (std::size_t i = 0; i < bytes.size(); i += 3) {
-    const std::size_t have = std::min<std::size_t>(3, bytes.size() - i);
-    std::uint32_t group = 0;
-    for (std::size_t j = 0; j < 3; ++j) group = group << 8 | (j < have ? bytes[i + j] : 0U);
-    for (std::size_t j = 0; j < 4; ++j) text += j <= have ? kLetters[group >> (18 - 6 * j) & 63] : '=';
-  }
-  return text;
 }
 
 std::string placed(Box box) {

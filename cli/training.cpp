@@ -1,0 +1,372 @@
+#include "cli/training.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <charconv>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "cli/common.h"
+#include "cli/progress.h"
+#include "cli/weights.h"
+#include "violin/checkpoint/model_file.h"
+#include "violin/nn/vit.h"
+#include "violin/train/search.h"
+#include "violin/train/trainer.h"
+
+namespace violin::cli {
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+std::atomic<bool> stop_requested = false;
+
+// The first signal asks; a second one ends the process at once.
+extern "C" void request_stop(int signal) {
+  stop_requested = true;
+  std::signal(signal, SIG_DFL);
+}
+
+std::string option_name(std::string name) {
+  std::replace(name.begin(), name.end(), '_', '-');
+  return "--" + name;
+}
+
+std::string number_text(double value, const char* format) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), format, value);
+  return text.data();
+}
+
+std::vector<std::int64_t> parse_list(const std::string& option, const std::string& text) {
+  std::vector<std::int64_t> result;
+  std::string_view left = text;
+  while (!left.empty()) {
+    const std::string_view item = left.substr(0, left.find(','));
+    std::int64_t number = 0;
+    const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), number);
+    if (error != std::errc() || end != item.data() + item.size())
+      throw Usage(option + " '" + text + "': expected numbers separated by commas");
+    result.push_back(number);
+    left.remove_prefix(std::min(left.size(), item.size() + 1));
+  }
+  return result;
+}
+
+// One bar over all images of the run, a line per epoch above it.
+class Report : public train::Listener {
+ public:
+  Report(std::int64_t epochs, std::int64_t images_per_epoch) : epochs_(epochs), per_epoch_(images_per_epoch) {}
+
+  void on_start(const std::string& what) override {
+    progress_.reset();
+    note(what);
+    val_.clear();
+  }
+  void on_step(const Step& step) override {
+    if (!progress_) {
+      const std::int64_t left = (step.epochs - step.epoch) * per_epoch_ - (step.batch - 1) * step.images;
+      progress_ = std::make_unique<Progress>("train", std::max<std::int64_t>(left, step.images), "images");
+    }
+    progress_->advance(step.images, "epoch " + std::to_string(step.epoch + 1) + "/" + std::to_string(step.epochs) +
+                                        "  loss " + number_text(step.loss, "%.3f") + val_);
+  }
+  void on_epoch(const Epoch& epoch) override {
+    std::string line = "epoch " + std::to_string(epoch.epoch + 1) + "/" + std::to_string(epoch.epochs) + "  loss " +
+                       number_text(epoch.train_loss, "%.4f") + "  lr " + number_text(epoch.lr, "%.2e");
+    if (epoch.val) {
+      line += "  val top-1 " + number_text(epoch.val->top1, "%.2f") + "%" + (epoch.best ? " (best)" : "") + "  loss " +
+              number_text(epoch.val->loss, "%.4f");
+      val_ = "  val " + number_text(epoch.val->top1, "%.1f") + "%";
+    }
+    line += "  " + number_text(epoch.images_per_second, "%.0f") + " images/s";
+    on_message(line);
+  }
+  void on_message(const std::string& line) override {
+    if (progress_) {
+      progress_->message(line);
+    } else {
+      note(line);
+    }
+  }
+  void finish() { progress_.reset(); }
+
+ private:
+  std::int64_t epochs_, per_epoch_;
+  std::unique_ptr<Progress> progress_;
+  std::string val_;
+};
+
+std::filesystem::path free_folder(const std::string& command) {
+  for (int number = 1;; ++number) {
+    const std::filesystem::path path = "runs/" + command + "-" + std::to_string(number);
+    if (!std::filesystem::exists(path)) return path;
+  }
+}
+
+nn::MaskConfig mask_of(const TrainingArguments& arguments, const std::string& default_init) {
+  nn::MaskConfig mask;
+  mask.init = arguments.init.value_or(default_init);
+  if (arguments.curves) mask.curves = *arguments.curves == "none" ? "" : *arguments.curves;
+  if (arguments.strategy) mask.strategy = *arguments.strategy;
+  if (arguments.parameterisation) mask.parameterisation = *arguments.parameterisation;
+  if (arguments.decay && *arguments.decay != "learned") {
+    double value = 0;
+    const std::string& text = *arguments.decay;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || end != text.data() + text.size())
+      throw Usage("--decay '" + text + "': expected learned or a number above 0 and at most 1");
+    mask.decay = value;
+  }
+  mask.alpha = !arguments.no_alpha;
+  mask.curve_weights = arguments.curve_weights;
+  mask.learned_prefix_decay = arguments.prefix_decay;
+  mask.decay_per_axis = arguments.decay_per_axis;
+  mask.blocks = parse_list("--mask-blocks", arguments.blocks);
+  mask.heads = parse_list("--mask-heads", arguments.heads);
+  argument("", [&] { return nn::check(mask), 0; });
+  return mask;
+}
+
+bool mask_options_given(const TrainingArguments& a) {
+  return a.curves || a.strategy || a.init || a.parameterisation || a.decay || a.no_alpha || a.curve_weights ||
+         a.prefix_decay || a.decay_per_axis || !a.blocks.empty() || !a.heads.empty();
+}
+
+ordered_json metrics_json(const train::Metrics& metrics) {
+  return {{"images", metrics.images}, {"top1", metrics.top1}, {"top5", metrics.top5}, {"loss", metrics.loss}};
+}
+
+void print_outcome(const train::Outcome& outcome, const std::filesystem::path& run, bool as_json) {
+  if (as_json) {
+    ordered_json object = {{"run", run.string()},
+                           {"epochs", outcome.epochs},
+                           {"steps", outcome.steps},
+                           {"train_loss", outcome.train_loss}};
+    if (outcome.best_epoch >= 0) {
+      object["best_epoch"] = outcome.best_epoch + 1;
+      object["best_top1"] = outcome.best_top1;
+    }
+    if (outcome.val) object["val"] = metrics_json(*outcome.val);
+    if (outcome.test) object["test"] = metrics_json(*outcome.test);
+    object["images_per_second"] = outcome.images_per_second;
+    object["seconds"] = outcome.seconds;
+    print(object.dump(2) + "\n");
+    return;
+  }
+  std::string text = "trained " + std::to_string(outcome.epochs) + " epochs in " + clock_text(outcome.seconds) + " (" +
+                     number_text(outcome.images_per_second, "%.0f") + " images/s)\n";
+  if (outcome.best_epoch >= 0)
+    text += "best val top-1 " + number_text(outcome.best_top1, "%.2f") + "% in epoch " +
+            std::to_string(outcome.best_epoch + 1) + "\n";
+  if (outcome.test)
+    text += "test top-1 " + number_text(outcome.test->top1, "%.2f") + "%, top-5 " +
+            number_text(outcome.test->top5, "%.2f") + "% on " + std::to_string(outcome.test->images) + " images\n";
+  text += "weights " + (run / (outcome.best_epoch >= 0 ? "best" : "last") / "model.safetensors").string() + "\n";
+  print(text);
+}
+
+}  // namespace
+
+void add_training_options(CLI::App& verb, const std::shared_ptr<TrainingArguments>& a, bool needs_weights) {
+  verb.add_option("--data", a->data,
+                  "Folder of images (train/CLASS/…, val/CLASS/…, or CLASS/…), CIFAR files or a manifest")
+      ->type_name("PATH")
+      ->group("Run");
+  verb.add_option("--out", a->out, "Folder of the run (default: runs/ and the next free number)")
+      ->type_name("DIR")
+      ->group("Run");
+  verb.add_option("--resume", a->resume_folder, "Continue the run in --out, or in the folder given here")
+      ->type_name("[DIR]")
+      ->expected(0, 1)
+      ->group("Run");
+  verb.add_flag("--force", a->force, "Replace the run that is in the folder")->group("Run");
+  verb.add_option("--recipe", a->recipe, "Defaults of the options below: deit, finetune, vtab, lora, dora, head, mask")
+      ->type_name("NAME")
+      ->group("Run");
+  verb.add_option("--options", a->options_file, "JSON file with options, under their names with _ for -")
+      ->type_name("FILE")
+      ->group("Run");
+  verb.add_flag("--json", a->json, "Print the result as JSON")->group("Run");
+
+  verb.add_option("--weights", a->weights, "Weights to start from: a file or the folder of a run")
+      ->type_name("PATH")
+      ->group("Model");
+  verb.add_option("--model", a->model,
+                  needs_weights ? "Name of the weights' model, where they do not say"
+                                : "Name of a model; violin models lists them")
+      ->type_name("NAME")
+      ->group("Model");
+  verb.add_option("--config", a->model_file, "JSON file that describes the model")->type_name("FILE")->group("Model");
+  verb.add_option("--branch", a->branch, "Of a weights file with several (teacher, student, ema)")
+      ->type_name("NAME")
+      ->group("Model");
+
+  verb.add_flag_callback("--violin", [a] { a->violin = true; }, "Plug a mask in (default for finetune)")->group("Mask");
+  verb.add_flag_callback("--no-violin", [a] { a->violin = false; }, "Train without a mask")->group("Mask");
+  verb.add_option("--curves", a->curves, "Set or comma-separated list of curves; none: alpha alone")->group("Mask");
+  verb.add_option("--strategy", a->strategy, "mul_v1, mul_v2, add_v1, mul_after_sm, add_after_sm or log")
+      ->group("Mask");
+  verb.add_option("--init", a->init, "pretrain, finetune, none, spread or identity")->group("Mask");
+  verb.add_option("--parameterisation", a->parameterisation, "sigmoid or rate")->group("Mask");
+  verb.add_option("--decay", a->decay, "learned, or a fixed gamma")->group("Mask");
+  verb.add_flag("--no-alpha", a->no_alpha, "Without the factor of the mask")->group("Mask");
+  verb.add_flag("--curve-weights", a->curve_weights, "Learn the weights of the curves")->group("Mask");
+  verb.add_flag("--prefix-decay", a->prefix_decay, "Learn the decay of class token and registers")->group("Mask");
+  verb.add_flag("--decay-per-axis", a->decay_per_axis, "Manhattan: a decay per row and per column")->group("Mask");
+  verb.add_option("--mask-blocks", a->blocks, "Blocks that have a mask (default: all)")
+      ->type_name("0,1,…")
+      ->group("Mask");
+  verb.add_option("--mask-heads", a->heads, "Heads that have one (default: all)")->type_name("0,1,…")->group("Mask");
+
+  add_compute_options(verb, a->compute);
+  train::Options defaults;
+  train::visit_options(defaults, [&](const std::string& name, auto& field, const char* group, const char* help) {
+    using Field = std::decay_t<decltype(field)>;
+    if (name == "seed" || name == "precision") return;  // among the options of all verbs that compute
+    const std::string option = option_name(name);
+    if constexpr (std::is_same_v<Field, bool>) {
+      verb.add_flag_callback(option, [a, name] { a->given[name] = true; }, help)->group(group);
+    } else if constexpr (std::is_same_v<Field, std::optional<double>>) {
+      verb.add_option_function<std::string>(
+              option,
+              [a, name](const std::string& text) {
+                if (text == "auto") {
+                  a->search_lr = true;
+                  return;
+                }
+                double value = 0;
+                const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+                if (error != std::errc() || end != text.data() + text.size())
+                  throw Usage(option_name(name) + " '" + text + "': expected a number or auto");
+                a->given[name] = value;
+              },
+              std::string(help) + "; auto: try five rates on a fifth of the images")
+          ->type_name("RATE")
+          ->group(group);
+    } else {
+      verb.add_option_function<Field>(
+              option, [a, name](const Field& value) { a->given[name] = value; }, help)
+          ->type_name(std::is_same_v<Field, std::string> ? "TEXT" : "N")
+          ->group(group);
+    }
+  });
+}
+
+void run_training(const CLI::App& verb, const std::string& command, const TrainingArguments& arguments,
+                  const std::string& default_recipe) {
+  const bool resuming = verb.get_option("--resume")->count() > 0;
+  const auto was_given = [&](const char* name) { return verb.get_option(name)->count() > 0; };
+  std::filesystem::path folder = arguments.resume_folder.empty() ? arguments.out : arguments.resume_folder;
+  if (resuming && folder.empty()) throw Usage("--resume: say which run, as --resume DIR or with --out DIR");
+  if (!resuming && arguments.data.empty()) throw Usage("--data is missing: the folder with the images");
+  if (resuming && arguments.force) throw Usage("--resume and --force contradict each other");
+  if (folder.empty()) folder = free_folder(command);
+
+  train::Request request;
+  request.command = command;
+  request.data = arguments.data;
+  request.weights = arguments.weights;
+  request.model = arguments.model;
+  request.branch = arguments.branch;
+  if (!arguments.model_file.empty()) request.config = read_model_config(arguments.model_file);
+  json from_file = json::object();
+  if (!arguments.options_file.empty()) from_file = train::read_json_file(arguments.options_file);
+  argument("", [&] {
+    const std::string recipe =
+        !arguments.recipe.empty() ? arguments.recipe
+        : from_file.is_object() && from_file.contains("recipe") && from_file.at("recipe").is_string()
+            ? from_file.at("recipe").get<std::string>()
+            : default_recipe;
+    train::apply_recipe(recipe, request.options);
+    train::merge_json(from_file, request.options);
+    request.options.recipe = recipe;
+    if (!arguments.given.is_null()) train::merge_json(arguments.given, request.options);
+    if (was_given("--seed")) request.options.seed = arguments.compute.seed;
+    if (was_given("--precision")) request.options.precision = arguments.compute.precision;
+    train::check(request.options);
+    return 0;
+  });
+  const bool any_mask_option = mask_options_given(arguments);
+  if (arguments.violin == false && any_mask_option) throw Usage("--no-violin contradicts the options of the mask");
+  const bool fine = !request.weights.empty();
+  if (arguments.violin.value_or(fine || any_mask_option))
+    request.mask = mask_of(arguments, fine ? "identity" : "pretrain");
+  request.replace_mask = any_mask_option;
+  request.unplug = arguments.violin == false;
+
+  const Compute compute = start_compute(arguments.compute);
+  const auto mode = resuming          ? train::RunFolder::Mode::kResume
+                    : arguments.force ? train::RunFolder::Mode::kReplace
+                                      : train::RunFolder::Mode::kNew;
+  train::Prepared prepared;
+  std::unique_ptr<train::RunFolder> run;
+  if (resuming) {
+    if (!arguments.given.is_null() || !arguments.recipe.empty() || !arguments.data.empty() || any_mask_option ||
+        !arguments.model.empty() || !arguments.weights.empty() || arguments.violin || was_given("--seed") ||
+        was_given("--precision") || was_given("--options") || was_given("--config")) {
+      throw Usage("--resume: a run keeps its options; only --device, --threads and --workers may be given");
+    }
+    run = std::make_unique<train::RunFolder>(folder, mode);
+    prepared.task = train::task_from_json(train::read_json_file(folder / "config.json"));
+    prepared.dataset = train::open_task_data(prepared.task);
+    prepared.model = std::make_shared<nn::VisionTransformer>(prepared.task.model, prepared.task.options.seed);
+  } else {
+    // The folder is checked before anything takes time, and nothing is written before everything fits.
+    if (!arguments.force && train::is_run_folder(folder)) train::RunFolder(folder, mode);
+    prepared = train::prepare(request);
+    run = std::make_unique<train::RunFolder>(folder, mode);
+    ordered_json config = train::to_json(prepared.task);
+    config["lr_search"] = arguments.search_lr;
+    run->write("config.json", config);
+  }
+  for (const std::string& line : prepared.task.notes) note(line);
+
+  std::signal(SIGINT, request_stop);
+  std::signal(SIGTERM, request_stop);
+  const train::Options& options = prepared.task.options;
+  Report report(options.epochs, prepared.dataset.train.size() / options.batch_size * options.batch_size);
+  train::TrainerOptions trainer_options;
+  trainer_options.device = compute.device;
+  trainer_options.workers = compute.workers;
+  trainer_options.listener = &report;
+  trainer_options.stop = &stop_requested;
+  const auto stopped = [&] {
+    report.finish();
+    throw Error("stopped on request; everything so far is kept: violin " + command + " --resume " + folder.string() +
+                " continues");
+  };
+
+  ordered_json config = ordered_json::parse(train::read_json_file(folder / "config.json").dump());
+  if (config.value("lr_search", false) && !run->has_checkpoint()) {
+    // Every candidate, and a search that was interrupted, begins with the same weights.
+    const std::filesystem::path initial = folder / "initial.safetensors";
+    if (!resuming) checkpoint::save_model(initial, *prepared.model, prepared.task.preprocessing, prepared.task.classes);
+    const auto fresh = [&] {
+      checkpoint::LoadOptions load;
+      load.config = prepared.task.model;
+      return checkpoint::load_model(initial, load).model;
+    };
+    const train::RateSearch search = train::search_rate(prepared.task, prepared.dataset, fresh, *run, trainer_options);
+    if (!search.finished) stopped();
+    prepared.model = fresh();
+    std::filesystem::remove(initial);
+    prepared.task.options.lr = search.best;
+    ordered_json chosen = train::to_json(prepared.task);
+    chosen["lr_search"] = true;
+    run->write("config.json", chosen);
+    report.on_start("learning rate " + number_text(search.best, "%g") + " did best; training on all images");
+  }
+  train::Trainer trainer(prepared.task, prepared.dataset, prepared.model, run.get(), trainer_options);
+  if (resuming) trainer.resume();
+  const train::Outcome outcome = trainer.train();
+  if (!outcome.finished) stopped();
+  report.finish();
+  print_outcome(outcome, folder, arguments.json);
+}
+
+}  // namespace violin::cli

@@ -1,0 +1,205 @@
+#include "violin/train/run_folder.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "violin/data/file.h"
+#include "violin/error.h"
+
+namespace violin::train {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+// What a run consists of: what may be removed to make place for another.
+constexpr std::array kFiles = {
+    "config.json", "log.jsonl", "log.csv",  "result.json", "lr_search.json", "README.md",          "report.html",
+    "last",        "last.next", "last.old", "best",        ".lock",          "initial.safetensors"};
+
+std::string quoted(const fs::path& path) {
+  return "'" + path.string() + "'";
+}
+
+// Exchanges two names in one step where the system can; otherwise in two, which recover() knows.
+void exchange(const fs::path& next, const fs::path& last) {
+#ifdef SYS_renameat2
+  constexpr unsigned kExchange = 2;  // RENAME_EXCHANGE
+  if (::syscall(SYS_renameat2, AT_FDCWD, next.c_str(), AT_FDCWD, last.c_str(), kExchange) == 0) {
+    fs::remove_all(next);
+    return;
+  }
+#endif
+  const fs::path old = last.parent_path() / "last.old";
+  fs::rename(last, old);
+  fs::rename(next, last);
+  fs::remove_all(old);
+}
+
+template <class Work>
+void or_error(const std::string& what, const Work& work) {
+  try {
+    work();
+  } catch (const fs::filesystem_error& error) {
+    throw Error(what + ": " + error.code().message());
+  }
+}
+
+}  // namespace
+
+bool is_run_folder(const fs::path& path) {
+  std::error_code ignored;
+  return fs::is_regular_file(path / "config.json", ignored);
+}
+
+json read_json_file(const fs::path& path) {
+  const Bytes bytes = read_file(path, std::int64_t{256} << 20);
+  json parsed = json::parse(bytes.begin(), bytes.end(), nullptr, false);
+  if (parsed.is_discarded()) throw Error(quoted(path) + " is not JSON");
+  return parsed;
+}
+
+std::vector<json> read_log(const fs::path& run) {
+  std::vector<json> lines;
+  std::ifstream file(run / "log.jsonl");
+  for (std::string line; std::getline(file, line);) {
+    json parsed = json::parse(line, nullptr, false);
+    if (!parsed.is_discarded()) lines.push_back(std::move(parsed));
+  }
+  return lines;
+}
+
+RunFolder::RunFolder(fs::path path, Mode mode) : path_(std::move(path)) {
+  or_error("cannot use " + quoted(path_), [&] {
+    const bool there = fs::exists(path_);
+    if (there && !fs::is_directory(path_)) throw Error(quoted(path_) + " is not a folder; give another with --out");
+    const bool run = there && is_run_folder(path_);
+    if (mode == Mode::kResume && !run) throw Error(quoted(path_) + " holds no run that could be resumed");
+    if (mode == Mode::kNew && run)
+      throw Error(quoted(path_) + " holds a run already; --resume continues it, --force replaces it");
+    if (mode != Mode::kResume && there && !run) {
+      for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {
+        const std::string name = entry.path().filename();
+        if (std::find(kFiles.begin(), kFiles.end(), name) == kFiles.end())
+          throw Error(quoted(path_) + " is not empty and holds no run; give another folder with --out");
+      }
+    }
+    fs::create_directories(path_);
+  });
+  lock_ = ::open((path_ / ".lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (lock_ < 0) throw Error("cannot write to " + quoted(path_) + ": " + std::strerror(errno));
+  if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
+    ::close(lock_);
+    throw Error(quoted(path_) + " is in use by another process; wait for it or give another folder with --out");
+  }
+  or_error("cannot use " + quoted(path_), [&] {
+    if (mode == Mode::kReplace) {
+      for (const char* name : kFiles)
+        if (std::strcmp(name, ".lock") != 0) fs::remove_all(path_ / name);
+    }
+    recover();
+  });
+}
+
+RunFolder::~RunFolder() {
+  if (lock_ >= 0) ::close(lock_);
+}
+
+void RunFolder::recover() const {
+  // Killed between two renames: what is complete is last.next (its state.json is written last of all), else last.old.
+  if (!fs::exists(last())) {
+    if (fs::exists(path_ / "last.next" / "state.json")) {
+      fs::rename(path_ / "last.next", last());
+    } else if (fs::exists(path_ / "last.old")) {
+      fs::rename(path_ / "last.old", last());
+    }
+  }
+  fs::remove_all(path_ / "last.next");
+  fs::remove_all(path_ / "last.old");
+}
+
+void RunFolder::write(const std::string& name, const nlohmann::ordered_json& object) const {
+  write_text(name, object.dump(2) + "\n");
+}
+
+void RunFolder::write_text(const std::string& name, const std::string& text) const {
+  write_file_atomically(path_ / name, text);
+}
+
+std::int64_t RunFolder::log_bytes() const {
+  std::error_code missing;
+  const auto size = fs::file_size(path_ / "log.jsonl", missing);
+  return missing ? 0 : static_cast<std::int64_t>(size);
+}
+
+void RunFolder::truncate_log(std::int64_t bytes) {
+  if (log_bytes() > bytes)
+    or_error("cannot shorten the log of " + quoted(path_),
+             [&] { fs::resize_file(path_ / "log.jsonl", static_cast<std::uintmax_t>(bytes)); });
+  if (log_bytes() > 0) write_csv();
+}
+
+void RunFolder::log(const nlohmann::ordered_json& line) {
+  const std::string text = line.dump() + "\n";
+  const int file = ::open((path_ / "log.jsonl").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  const bool written = file >= 0 && ::write(file, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  const int problem = errno;
+  if (file >= 0) ::close(file);
+  if (!written) throw Error("cannot write to " + quoted(path_ / "log.jsonl") + ": " + std::strerror(problem));
+  if (line.value("type", "") == "epoch") write_csv();
+}
+
+void RunFolder::write_csv() const {
+  constexpr std::array kColumns = {"epoch",    "step",     "lr",       "train_loss",        "gradient_norm",
+                                   "val_loss", "val_top1", "val_top5", "images_per_second", "seconds"};
+  std::ostringstream csv;
+  for (std::size_t i = 0; i < kColumns.size(); ++i) csv << (i == 0 ? "" : ",") << kColumns[i];
+  csv << '\n';
+  for (const json& line : read_log(path_)) {
+    if (line.value("type", "") != "epoch") continue;
+    for (std::size_t i = 0; i < kColumns.size(); ++i) {
+      csv << (i == 0 ? "" : ",");
+      if (line.contains(kColumns[i]) && !line.at(kColumns[i]).is_null()) csv << line.at(kColumns[i]).dump();
+    }
+    csv << '\n';
+  }
+  write_file_atomically(path_ / "log.csv", csv.str());
+}
+
+void RunFolder::replace_last(const std::function<void(const fs::path& folder)>& fill) const {
+  const fs::path next = path_ / "last.next";
+  try {
+    fs::remove_all(next);
+    fs::create_directories(next);
+    fill(next);
+    if (fs::exists(last())) {
+      exchange(next, last());
+    } else {
+      fs::rename(next, last());
+    }
+  } catch (const fs::filesystem_error& error) {
+    std::error_code ignored;
+    fs::remove_all(next, ignored);
+    throw Error("cannot write a checkpoint to " + quoted(path_) + ": " + error.code().message() +
+                "; the previous one is still there");
+  } catch (const Error& error) {
+    std::error_code ignored;
+    fs::remove_all(next, ignored);
+    throw Error(std::string(error.what()) + "; the previous checkpoint is still there");
+  }
+}
+
+bool RunFolder::has_checkpoint() const {
+  return fs::exists(last() / "state.json");
+}
+
+}  // namespace violin::train

@@ -1,0 +1,63 @@
+// The folder of a run:
+//   config.json   everything needed to repeat the run
+//   log.jsonl     one object per line; log.csv has the epochs as a table
+//   last/         model.safetensors, optimizer.safetensors, state.json: where to go on
+//   best/         model.safetensors of the best epoch on val
+// A kill at any moment leaves it readable: single files are written beside and renamed, and the three files of last/
+// are exchanged as a folder, so they always belong together. One process at a time works in it.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+namespace violin::train {
+
+class RunFolder {
+ public:
+  enum class Mode {
+    kNew,      // the folder must not hold a run
+    kResume,   // it must
+    kReplace,  // the files of a run that is there are removed
+  };
+  // Throws violin::Error for what the mode does not allow, for a folder that is not a run's and not empty, and where
+  // another process holds it.
+  RunFolder(std::filesystem::path path, Mode mode);
+  ~RunFolder();
+  RunFolder(const RunFolder&) = delete;
+  RunFolder& operator=(const RunFolder&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+  std::filesystem::path last() const { return path_ / "last"; }
+  std::filesystem::path best_weights() const { return path_ / "best" / "model.safetensors"; }
+
+  void write(const std::string& name, const nlohmann::ordered_json& json) const;
+  void write_text(const std::string& name, const std::string& text) const;
+
+  // Appends a line to log.jsonl; an object of type "epoch" also becomes a row of log.csv.
+  void log(const nlohmann::ordered_json& line);
+  std::int64_t log_bytes() const;
+  // Forgets what was logged after a checkpoint was written.
+  void truncate_log(std::int64_t bytes);
+
+  // `fill` writes the files of the next last/ into the folder it is given; then the two are exchanged.
+  void replace_last(const std::function<void(const std::filesystem::path& folder)>& fill) const;
+  bool has_checkpoint() const;
+
+ private:
+  void recover() const;
+  void write_csv() const;
+
+  std::filesystem::path path_;
+  int lock_ = -1;
+};
+
+bool is_run_folder(const std::filesystem::path& path);
+nlohmann::json read_json_file(const std::filesystem::path& path);
+// The objects of log.jsonl; a last line that a kill cut off is left out.
+std::vector<nlohmann::json> read_log(const std::filesystem::path& run);
+
+}  // namespace violin::train

@@ -1,0 +1,202 @@
+#include "violin/train/task.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "violin/checkpoint/model_file.h"
+#include "violin/error.h"
+#include "violin/nn/registry.h"
+#include "violin/train/schedule.h"
+#include "violin/version.h"
+
+namespace violin::train {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::int64_t kSmallImage = 32;
+
+data::EvalOptions fresh_preprocessing(const Options& options, const nn::ModelConfig& model, data::Layout layout) {
+  data::EvalOptions result;
+  result.size = model.img_size.height;
+  const bool small = result.size <= 64;
+  result.crop_pct = small || result.size >= 384 ? 1 : 0.9;
+  if (options.statistics != "auto") {
+    result.normalisation = data::parse_statistics(options.statistics);
+  } else if (layout == data::Layout::kCifar10) {
+    result.normalisation = data::kCifar10Statistics;
+  } else if (result.size <= kSmallImage) {
+    result.normalisation = data::kCifar100Statistics;
+  }
+  return result;
+}
+
+nn::AdapterConfig adapters_of(const Options& options) {
+  nn::AdapterConfig adapters;
+  adapters.kind = options.adapter;
+  adapters.alpha = options.adapter_alpha;
+  std::string target;
+  for (const char c : options.adapter_targets + ",") {
+    if (c != ',') {
+      if (c != ' ') target += c;
+    } else if (!target.empty()) {
+      adapters.ranks[target] = options.rank;
+      target.clear();
+    }
+  }
+  return adapters;
+}
+
+data::Dataset open_data(const std::filesystem::path& path, const Options& options) {
+  data::DatasetOptions opened;
+  opened.held_out = options.held_out;
+  opened.seed = options.seed;
+  data::Dataset dataset = data::open_dataset(path, opened);
+  if (dataset.train.empty()) throw Error("'" + path.string() + "' has no training images");
+  if (options.limit > 0 && options.limit < dataset.train.size()) {
+    dataset.train = dataset.train.limited(options.limit, options.seed);
+    dataset.notes.push_back("training on " + std::to_string(dataset.train.size()) + " images (limit)");
+  }
+  return dataset;
+}
+
+}  // namespace
+
+nlohmann::ordered_json to_json(const Task& task) {
+  return {{"violin", version()},
+          {"torch", TORCH_VERSION},
+          {"command", task.command},
+          {"data", std::filesystem::absolute(task.data).lexically_normal().string()},
+          {"fingerprint", task.fingerprint},
+          {"weights", task.weights.empty() ? "" : std::filesystem::absolute(task.weights).lexically_normal().string()},
+          {"options", to_json(task.options)},
+          {"peak_lr", task.options.peak_lr()},
+          {"model", nn::to_json(task.model)},
+          {"preprocessing", checkpoint::to_json(task.preprocessing)},
+          {"classes", task.classes}};
+}
+
+Task task_from_json(const json& object) {
+  Task task;
+  try {
+    task.command = object.at("command").get<std::string>();
+    task.data = object.at("data").get<std::string>();
+    task.weights = object.at("weights").get<std::string>();
+    task.fingerprint = object.at("fingerprint").get<std::string>();
+    task.classes = object.at("classes").get<std::vector<std::string>>();
+    merge_json(object.at("options"), task.options);
+    task.model = nn::model_from_json(object.at("model"));
+    task.preprocessing = checkpoint::preprocessing_from_json(object.at("preprocessing"));
+  } catch (const json::exception&) {
+    throw Error("config.json is not that of a run; was it changed by hand?");
+  }
+  check(task.options);
+  return task;
+}
+
+Prepared prepare(const Request& request) {
+  check(request.options);
+  Prepared prepared;
+  Task& task = prepared.task;
+  task.command = request.command;
+  task.data = request.data;
+  task.weights = request.weights;
+  task.options = request.options;
+  prepared.dataset = open_data(request.data, request.options);
+  const data::Dataset& dataset = prepared.dataset;
+  task.classes = dataset.classes;
+  task.notes = dataset.notes;
+  const auto classes = static_cast<std::int64_t>(dataset.classes.size());
+  if (classes < 2) throw Error("'" + request.data.string() + "' has one class; a classifier needs at least two");
+  const Options& options = request.options;
+
+  if (request.weights.empty()) {
+    if (request.model.empty() && !request.config) throw Error("no model was named; give one with --model or --config");
+    nn::ModelConfig config = request.config ? *request.config : nn::find_model(request.model);
+    config.num_classes = classes;
+    if (config.distilled) throw Error("distilled models need a teacher, which is not offered; take the plain model");
+    if (options.img_size > 0) config.img_size = {options.img_size, options.img_size};
+    if (request.mask && (!config.violin || request.replace_mask)) config.violin = request.mask;
+    if (request.unplug) config.violin.reset();
+    prepared.model = std::make_shared<nn::VisionTransformer>(config, options.seed);
+    task.preprocessing = fresh_preprocessing(options, config, dataset.layout);
+  } else {
+    checkpoint::LoadOptions load;
+    load.model = request.model;
+    load.config = request.config;
+    load.branch = request.branch;
+    load.num_classes = classes;
+    load.seed = options.seed;
+    if (options.img_size > 0) load.img_size = nn::Size{options.img_size, options.img_size};
+    checkpoint::LoadedModel loaded = checkpoint::load_model(request.weights, load);
+    prepared.model = loaded.model;
+    task.preprocessing = loaded.preprocessing;
+    if (options.statistics != "auto") task.preprocessing.normalisation = data::parse_statistics(options.statistics);
+    for (const auto& lines : {loaded.report.adapted, loaded.report.notes})
+      task.notes.insert(task.notes.end(), lines.begin(), lines.end());
+    // A head for as many, but other classes starts afresh as well.
+    const bool same_classes = !loaded.classes.empty() && loaded.classes == dataset.classes;
+    if (loaded.model->config().num_classes == classes && !loaded.classes.empty() && !same_classes) {
+      prepared.model->replace_head(classes, options.seed);
+      task.notes.push_back("the weights name other classes: a fresh head");
+    }
+    if (prepared.model->config().adapters) {
+      prepared.model->merge_adapters();
+      prepared.model->drop_adapters();
+      task.notes.push_back("adapters of the weights were merged into them");
+    }
+    if (request.unplug) prepared.model->unplug();
+    if (request.mask && (!prepared.model->config().violin || request.replace_mask))
+      prepared.model->plug(*request.mask, options.seed);
+  }
+  nn::VisionTransformer& model = *prepared.model;
+  if (model.config().img_size.height != model.config().img_size.width)
+    throw Error("training takes square images; the model's are " + nn::to_string(model.config().img_size));
+  task.preprocessing.size = model.config().img_size.height;
+  if (options.crop == "squash") {
+    task.preprocessing.crop = data::EvalCrop::kSquash;
+    task.preprocessing.crop_pct = 1;
+  }
+  model.set_drop_path_rate(options.drop_path);
+  model.set_drop_rate(options.drop);
+  if (!options.adapter.empty()) model.adapt(adapters_of(options), options.seed);
+  choose_trainable(model, options.train_what);
+  model.train();
+  task.model = model.config();
+  task.fingerprint = dataset.fingerprint();
+  return prepared;
+}
+
+data::Dataset open_task_data(const Task& task) {
+  data::Dataset dataset = open_data(task.data, task.options);
+  if (dataset.fingerprint() != task.fingerprint) {
+    throw Error("the images in '" + task.data.string() +
+                "' are not those that the run began with; put them back or begin a new run with --out");
+  }
+  return dataset;
+}
+
+data::TrainOptions train_transform(const Options& options, const data::EvalOptions& preprocessing, const Image& first) {
+  data::TrainOptions result;
+  result.size = preprocessing.size;
+  result.normalisation = preprocessing.normalisation;
+  result.interpolation = preprocessing.interpolation;
+  std::string crop = options.crop;
+  if (crop == "auto") {
+    const bool small = result.size <= 64 && first.width == result.size && first.height == result.size;
+    crop = small ? "padded" : "resized";
+  }
+  result.crop = crop == "padded"    ? data::TrainCrop::kPadded
+                : crop == "resized" ? data::TrainCrop::kRandomResized
+                : crop == "centre"  ? data::TrainCrop::kCentre
+                                    : data::TrainCrop::kSquash;
+  result.crop_pct = preprocessing.crop_pct;
+  result.scale = {options.min_scale, 1.0};
+  result.flip = options.flip;
+  result.rand_augment = options.rand_augment;
+  result.colour_jitter = options.colour_jitter;
+  result.erase = options.erase;
+  return result;
+}
+
+}  // namespace violin::train

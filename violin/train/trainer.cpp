@@ -1,0 +1,563 @@
+#include "violin/train/trainer.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "violin/checkpoint/model_file.h"
+#include "violin/checkpoint/safetensors.h"
+#include "violin/data/file.h"
+#include "violin/error.h"
+#include "violin/version.h"
+
+namespace violin::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using nlohmann::ordered_json;
+
+constexpr std::int64_t kLogSteps = 50;      // between lines of the log within an epoch
+constexpr std::int64_t kCollectSteps = 20;  // between looks at what a GPU has summed up
+
+double since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+bool out_of_memory(const c10::Error& error) {
+  if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr) return true;
+  const std::string text = error.what_without_backtrace();
+  return text.find("out of memory") != std::string::npos || text.find("can't allocate memory") != std::string::npos;
+}
+
+// An image of the set; broken ones are passed over where that is allowed.
+Image first_readable(const data::SampleSet& set, data::OnBadImage policy) {
+  for (std::int64_t i = 0;; ++i) {
+    try {
+      return set.decode(i);
+    } catch (const Error&) {
+      if (policy == data::OnBadImage::kFatal || i + 1 >= set.size()) throw;
+    }
+  }
+}
+
+at::Generator generator(c10::Device device) {
+  return at::globalContext().defaultGenerator(device);
+}
+
+ordered_json metrics_json(const Metrics& metrics) {
+  return {{"images", metrics.images}, {"loss", metrics.loss}, {"top1", metrics.top1}, {"top5", metrics.top5}};
+}
+
+}  // namespace
+
+Trainer::Trainer(Task task, data::Dataset dataset, nn::Model model, RunFolder* run, const TrainerOptions& options)
+    : task_(std::move(task)),
+      dataset_(std::move(dataset)),
+      model_(std::move(model)),
+      run_(run),
+      options_(options),
+      precision_(nn::parse_precision(task_.options.precision)) {
+  const Options& o = task_.options;
+  const std::int64_t world = processes().world();
+  if (o.batch_size % world != 0) {
+    throw Error("option batch_size is " + std::to_string(o.batch_size) + "; expected a multiple of the " +
+                std::to_string(world) + " processes");
+  }
+  own_batch_ = o.batch_size / world;
+  choose_trainable(*model_, o.train_what);
+  model_->to(options_.device);
+  model_->train();
+
+  data::SamplerOptions sampling;
+  sampling.seed = o.seed;
+  sampling.balanced = o.balanced;
+  sampling.repeats = o.repeats;
+  sampling.batch = own_batch_;
+  sampling.rank = processes().rank();
+  sampling.world = world;
+  // Fewer images than a batch: one smaller batch per epoch.
+  sampling.drop_last = dataset_.train.size() >= o.batch_size;
+  sampler_ = std::make_unique<data::Sampler>(dataset_.train.size(), sampling, dataset_.train.labels());
+  batches_ = sampler_->batches();
+
+  data::LoaderOptions loading;
+  loading.workers = options_.workers;
+  loading.on_bad_image = data::parse_on_bad_image(o.on_bad_image);
+  loading.replace_bad = true;
+  loading.cache_bytes = o.cache_mb << 20;
+  loading.pin = options_.device.is_cuda();
+  loading.seed = o.seed;
+  const Image first = first_readable(dataset_.train, loading.on_bad_image);
+  const data::TrainOptions augmentation = train_transform(o, task_.preprocessing, first);
+  loader_ =
+      std::make_unique<data::Loader>(dataset_.train, std::make_shared<data::TrainTransform>(augmentation), loading);
+
+  data::MixupOptions mixing;
+  mixing.mixup = o.mixup;
+  mixing.cutmix = o.cutmix;
+  mixing.probability = o.mix_probability;
+  mixing.smoothing = o.smoothing;
+  mixing.classes = task_.model.num_classes;
+  mixing.seed = o.seed;
+  mixup_ = std::make_unique<data::Mixup>(mixing);
+
+  if (!dataset_.val.empty()) {
+    EvaluateOptions evaluating;
+    evaluating.batch_size = std::max<std::int64_t>(1, own_batch_ / o.accumulate);
+    evaluating.workers = options_.workers;
+    evaluating.device = options_.device;
+    evaluating.precision = precision_;
+    evaluating.on_bad_image = loading.on_bad_image;
+    evaluating.cache_bytes = (o.cache_mb << 20) / 4;
+    evaluator_ = std::make_unique<Evaluator>(dataset_.val, task_.preprocessing, evaluating, &processes());
+  }
+  if (o.class_weights == "inverse") {
+    class_weights_ =
+        at::tensor(data::class_weights(dataset_.train.class_counts()), at::kDouble).to(options_.device, at::kFloat);
+  }
+  optimizer_ = std::make_unique<AdamW>(parameter_groups(*model_, o), o);
+  std::vector<at::Tensor> watched;
+  for (const Group& group : optimizer_->groups())
+    watched.insert(watched.end(), group.parameters.begin(), group.parameters.end());
+  processes().watch(watched);
+  if (o.ema > 0) {
+    const torch::NoGradGuard no_grad;
+    for (const auto& [name, tensor] : nn::state(*model_)) {
+      average_names_.push_back(name);
+      averaged_.push_back(tensor.detach());
+      average_.push_back(tensor.detach().clone());
+    }
+  }
+  const at::TensorOptions sums = at::TensorOptions(options_.device).dtype(at::kDouble);
+  loss_sum_ = at::zeros({}, sums);
+  norm_sum_ = at::zeros({}, sums);
+  bad_ = at::zeros({}, sums.dtype(at::kFloat));
+}
+
+Trainer::~Trainer() = default;
+
+Processes& Trainer::processes() const {
+  return options_.processes != nullptr ? *options_.processes : const_cast<Processes&>(alone_);
+}
+
+double Trainer::seconds_now() const {
+  return state_.seconds + since(start_);
+}
+
+double Trainer::rate_at(std::int64_t step) const {
+  const Options& o = task_.options;
+  Cosine cosine;
+  cosine.base = o.peak_lr();
+  cosine.t_initial = static_cast<double>(o.epochs);
+  cosine.lr_min = std::min(o.min_lr, cosine.base);
+  // A run that is shorter than its warm-up would never leave it.
+  cosine.warmup_t = std::min(o.warmup_epochs, static_cast<double>(o.epochs) / 2);
+  cosine.warmup_lr_init = std::min(o.warmup_lr, cosine.base);
+  return cosine.at(static_cast<double>(step) / static_cast<double>(batches_));
+}
+
+// Uniform numbers [2*depth, own], each drawn for a sample's place in the whole batch.
+at::Tensor Trainer::drop_draws(std::int64_t own) const {
+  const std::int64_t rows = 2 * task_.model.depth, world = processes().world(), rank = processes().rank();
+  const at::Tensor draws = at::empty({rows, own}, at::kFloat);
+  auto* values = draws.mutable_data_ptr<float>();
+  for (std::int64_t i = 0; i < own; ++i) {
+    data::Random random(task_.options.seed, data::Purpose::kDepth, {state_.step, i * world + rank});
+    for (std::int64_t row = 0; row < rows; ++row) values[row * own + i] = static_cast<float>(random.uniform());
+  }
+  return draws;
+}
+
+// Sums the gradients of the whole batch, pass by pass; returns the mean loss.
+at::Tensor Trainer::forward_backward(const at::Tensor& images, const at::Tensor& labels, const at::Tensor& targets,
+                                     const at::Tensor& draws) {
+  const std::int64_t batch = images.size(0);
+  const std::int64_t passes = std::min(task_.options.accumulate, batch);
+  at::Tensor total = at::zeros({}, images.options().dtype(at::kFloat));
+  for (std::int64_t pass = 0; pass < passes; ++pass) {
+    const std::int64_t begin = pass * batch / passes, count = (pass + 1) * batch / passes - begin;
+    if (pass + 1 == passes) processes().before_backward();
+    if (draws.defined()) model_->set_drop_draws(draws.narrow(1, begin, count));
+    at::Tensor loss;
+    {
+      const nn::PrecisionScope precision(options_.device.type(), precision_);
+      const at::Tensor logits = model_->forward(images.narrow(0, begin, count));
+      loss = targets.defined()
+                 ? soft_target_loss(logits, targets.narrow(0, begin, count), class_weights_)
+                 : label_loss(logits, labels.narrow(0, begin, count), task_.options.smoothing, class_weights_);
+    }
+    const double share = static_cast<double>(count) / static_cast<double>(batch);
+    (loss * share).backward();
+    total += loss.detach() * share;
+  }
+  return total;
+}
+
+void Trainer::step(const data::Batch& batch) {
+  const Options& o = task_.options;
+  at::Tensor images = batch.images.to(options_.device, /*non_blocking=*/true);
+  const at::Tensor labels = batch.labels.to(options_.device, /*non_blocking=*/true);
+  at::Tensor targets;
+  if (mixup_->active()) {
+    const std::int64_t number = state_.batch * processes().world() + processes().rank();
+    targets = mixup_->apply(images, labels, state_.epoch, number);
+  }
+  const bool drops = o.drop_path > 0;
+  const at::Tensor draws = drops ? drop_draws(batch.size()).to(options_.device) : at::Tensor();
+  optimizer_->clear_gradients();
+  at::Tensor loss;
+  try {
+    loss = forward_backward(images, labels, targets, draws);
+  } catch (const c10::Error& error) {
+    if (!out_of_memory(error)) throw;
+    images = at::Tensor();
+    explain_memory(error.what_without_backtrace(), batch.size());
+  }
+  processes().gradients_done();
+  const at::Tensor norm = optimizer_->clip_gradients(o.clip_grad);
+  const at::Tensor wrong = at::logical_not(at::isfinite(loss + norm)).to(at::kFloat);
+  const double lr = rate_at(state_.step);
+  if (options_.device.is_cpu()) {
+    // Waiting costs nothing here: nothing changes when the step is no good.
+    bad_ += wrong;
+    if (wrong.item<float>() == 0) optimizer_->step(lr);
+  } else {
+    bad_ += wrong;
+    optimizer_->step(lr, wrong);
+  }
+  loss_sum_ += loss.to(at::kDouble) * static_cast<double>(batch.size());
+  norm_sum_ += norm.to(at::kDouble);
+  state_.seen += batch.size();
+  if (o.ema > 0) update_average(average_, averaged_, o.ema);
+  ++state_.step;
+  ++state_.batch;
+  ++steps_now_;
+}
+
+void Trainer::collect() {
+  at::Tensor sums = at::stack({loss_sum_, norm_sum_, bad_.to(at::kDouble)});
+  if (processes().world() > 1) processes().sum(sums);
+  sums = sums.to(at::kCPU);
+  const auto world = static_cast<double>(processes().world());
+  const double bad = sums[2].item<double>();
+  if (bad > 0) {
+    throw Error("the loss or its gradient is no longer finite in epoch " + std::to_string(state_.epoch + 1) +
+                " before step " + std::to_string(state_.step) + "; " +
+                (run_ != nullptr && run_->has_checkpoint() ? "the last checkpoint is good. " : "") +
+                "Lower the learning rate (--lr " + ordered_json(task_.options.peak_lr() / 4).dump() +
+                "), clip gradients (--clip-grad 1) or take --precision fp32");
+  }
+  state_.loss_sum += sums[0].item<double>() / world;
+  state_.norm_sum += sums[1].item<double>() / world;
+  loss_sum_.zero_();
+  norm_sum_.zero_();
+}
+
+void Trainer::explain_memory(const std::string& reason, std::int64_t batch) {
+  const Options& o = task_.options;
+  std::int64_t fits = (batch + o.accumulate - 1) / o.accumulate;
+  const std::int64_t tried = fits;
+  const auto size = task_.preprocessing.size;
+  for (bool done = false; !done && fits > 1;) {
+    fits /= 2;
+    optimizer_->clear_gradients();
+    try {
+      const nn::PrecisionScope precision(options_.device.type(), precision_);
+      const at::Tensor images =
+          at::zeros({fits, task_.model.in_chans, size, size}, at::TensorOptions(options_.device).dtype(at::kFloat));
+      model_->forward(images).sum().backward();
+      done = true;
+    } catch (const c10::Error& error) {
+      if (!out_of_memory(error)) throw;
+      if (fits == 1) fits = 0;
+    }
+  }
+  optimizer_->clear_gradients();
+  const std::string line = reason.substr(0, reason.find('\n'));
+  if (fits < 1 || tried <= 1) throw Error("not even one image fits into memory: " + line);
+  throw Error("a pass of " + std::to_string(tried) + " images does not fit into memory, " + std::to_string(fits) +
+              " do: take --batch-size " + std::to_string(fits) + ", or --accumulate " +
+              std::to_string((batch + fits - 1) / fits) + " for the same batch in several passes");
+}
+
+bool Trainer::train_epoch() {
+  const std::int64_t epoch = state_.epoch;
+  loader_->start(sampler_->epoch(epoch), own_batch_, epoch, state_.batch);
+  const auto begin = Clock::now();
+  std::int64_t images = 0;
+  const auto record = [&] {
+    state_.train_seconds += since(begin);
+    state_.trained_images += images * processes().world();
+  };
+  while (std::optional<data::Batch> batch = loader_->next()) {
+    step(*batch);
+    images += batch->size();
+    const bool last = state_.batch >= batches_;
+    if (options_.device.is_cpu() || state_.step % kCollectSteps == 0 || last) collect();
+    if (options_.listener != nullptr) {
+      const auto seen = static_cast<double>(std::max<std::int64_t>(state_.seen, 1));
+      options_.listener->on_step({epoch, task_.options.epochs, state_.batch, batches_,
+                                  batch->size() * processes().world(), state_.loss_sum / seen,
+                                  rate_at(state_.step - 1)});
+    }
+    if (run_ != nullptr && state_.step % kLogSteps == 0) {
+      run_->log({{"type", "step"},
+                 {"step", state_.step},
+                 {"epoch", epoch},
+                 {"lr", rate_at(state_.step - 1)},
+                 {"train_loss", state_.loss_sum / static_cast<double>(state_.seen)}});
+    }
+    double stop = (options_.stop != nullptr && options_.stop->load()) ||
+                          (options_.stop_after_steps > 0 && steps_now_ >= options_.stop_after_steps)
+                      ? 1
+                      : 0;
+    if (processes().world() > 1) {
+      at::Tensor asked = at::full({}, stop, loss_sum_.options());
+      processes().sum(asked);
+      stop = asked.item<double>();
+    }
+    if (stop > 0 && !last) {
+      record();
+      collect();
+      save();
+      return false;
+    }
+    if (run_ != nullptr && task_.options.save_minutes > 0 && !last && since(saved_) > 60 * task_.options.save_minutes) {
+      collect();
+      save();
+    }
+  }
+  record();
+  end_epoch(since(begin), images * processes().world());
+  return true;
+}
+
+void Trainer::end_epoch(double epoch_seconds, std::int64_t epoch_images) {
+  const Options& o = task_.options;
+  const std::int64_t epoch = state_.epoch;
+  train_loss_ = state_.loss_sum / static_cast<double>(std::max<std::int64_t>(state_.seen, 1));
+  const bool due = (epoch + 1) % o.eval_every == 0 || epoch + 1 == o.epochs;
+  bool best = false;
+  std::optional<Metrics> val;
+  if (evaluator_ && due) {
+    if (options_.listener != nullptr) options_.listener->on_evaluation(evaluator_->images());
+    val = evaluator_->run(*model_).metrics;
+    val_ = val;
+    best = val->top1 > state_.best_top1;
+    if (best) {
+      state_.best_top1 = val->top1;
+      state_.best_epoch = epoch;
+    }
+  }
+  const double speed = epoch_seconds > 0 ? static_cast<double>(epoch_images) / epoch_seconds : 0;
+  if (run_ != nullptr) {
+    ordered_json line = {
+        {"type", "epoch"},
+        {"epoch", epoch},
+        {"step", state_.step},
+        {"lr", rate_at(state_.step - 1)},
+        {"train_loss", train_loss_},
+        {"gradient_norm", state_.norm_sum / static_cast<double>(std::max<std::int64_t>(state_.batch, 1))}};
+    if (val) {
+      line["val_loss"] = val->loss;
+      line["val_top1"] = val->top1;
+      line["val_top5"] = val->top5;
+    }
+    line["images_per_second"] = speed;
+    line["seconds"] = seconds_now();
+    run_->log(line);
+    if (best) save_weights(run_->best_weights(), *model_);
+  }
+  if (options_.listener != nullptr) {
+    const std::vector<data::BadImage> bad = loader_->bad_images();
+    for (; reported_bad_ < bad.size(); ++reported_bad_)
+      options_.listener->on_message("skipped a bad image: " + bad[reported_bad_].message);
+    options_.listener->on_epoch(
+        {epoch, o.epochs, train_loss_, rate_at(state_.step - 1), speed, val, best, seconds_now()});
+  }
+  ++state_.epoch;
+  state_.batch = 0;
+  state_.loss_sum = 0;
+  state_.norm_sum = 0;
+  state_.seen = 0;
+  save();
+}
+
+void Trainer::save_weights(const std::filesystem::path& path, nn::VisionTransformer& model) const {
+  std::error_code ignored;
+  std::filesystem::create_directories(path.parent_path(), ignored);
+  checkpoint::save_model(path, model, task_.preprocessing, task_.classes);
+}
+
+void Trainer::save() {
+  saved_ = Clock::now();
+  if (run_ == nullptr || !processes().first()) return;
+  run_->replace_last([&](const std::filesystem::path& folder) {
+    save_weights(folder / "model.safetensors", *model_);
+    checkpoint::NamedTensors tensors = optimizer_->state();
+    for (std::size_t i = 0; i < average_.size(); ++i) tensors.emplace_back("ema." + average_names_[i], average_[i]);
+    tensors.emplace_back("generator.cpu", generator(at::kCPU).get_state());
+    if (options_.device.is_cuda()) tensors.emplace_back("generator.cuda", generator(options_.device).get_state());
+    checkpoint::save_safetensors(folder / "optimizer.safetensors", tensors);
+    const ordered_json state = {{"epoch", state_.epoch},
+                                {"batch", state_.batch},
+                                {"step", state_.step},
+                                {"loss_sum", state_.loss_sum},
+                                {"seen", state_.seen},
+                                {"norm_sum", state_.norm_sum},
+                                {"best_top1", state_.best_top1},
+                                {"best_epoch", state_.best_epoch},
+                                {"seconds", seconds_now()},
+                                {"train_seconds", state_.train_seconds},
+                                {"trained_images", state_.trained_images},
+                                {"train_loss", train_loss_},
+                                {"log_bytes", run_->log_bytes()}};
+    write_file_atomically(folder / "state.json", state.dump(2) + "\n");
+  });
+}
+
+void Trainer::resume() {
+  if (run_ == nullptr || !run_->has_checkpoint()) return;  // stopped before the first one: from the start
+  const std::filesystem::path folder = run_->last();
+  checkpoint::LoadOptions load;
+  load.config = task_.model;
+  const checkpoint::LoadedModel loaded = checkpoint::load_model(folder / "model.safetensors", load);
+  const torch::NoGradGuard no_grad;
+  const auto own = nn::state(*model_);
+  const auto saved = nn::state(*loaded.model);
+  if (own.size() != saved.size()) throw Error("'" + folder.string() + "' holds the weights of another model");
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    if (own[i].first != saved[i].first || own[i].second.sizes() != saved[i].second.sizes())
+      throw Error("'" + folder.string() + "' holds the weights of another model: " + own[i].first);
+    at::Tensor(own[i].second).copy_(saved[i].second);
+  }
+  const checkpoint::TensorFile file = checkpoint::TensorFile::open(folder / "optimizer.safetensors");
+  optimizer_->load(file.tensors());
+  for (std::size_t i = 0; i < average_.size(); ++i) average_[i].copy_(file.tensor("ema." + average_names_[i]));
+  generator(at::kCPU).set_state(file.tensor("generator.cpu").clone());
+  if (options_.device.is_cuda()) {
+    for (const checkpoint::NamedRef& entry : file.list())
+      if (entry.name == "generator.cuda") generator(options_.device).set_state(file.tensor(entry.name).clone());
+  }
+  const nlohmann::json state = read_json_file(folder / "state.json");
+  try {
+    state_.epoch = state.at("epoch");
+    state_.batch = state.at("batch");
+    state_.step = state.at("step");
+    state_.loss_sum = state.at("loss_sum");
+    state_.seen = state.at("seen");
+    state_.norm_sum = state.at("norm_sum");
+    state_.best_top1 = state.at("best_top1");
+    state_.best_epoch = state.at("best_epoch");
+    state_.seconds = state.at("seconds");
+    state_.train_seconds = state.at("train_seconds");
+    state_.trained_images = state.at("trained_images");
+    train_loss_ = state.at("train_loss");
+    if (processes().first()) run_->truncate_log(state.at("log_bytes"));
+  } catch (const nlohmann::json::exception&) {
+    throw Error("'" + (folder / "state.json").string() + "' is not the state of a run");
+  }
+}
+
+Outcome Trainer::train() {
+  start_ = saved_ = Clock::now();
+  const Options& o = task_.options;
+  if (state_.step == 0) {
+    // Fresh draws for dropout, whatever happened in this process before.
+    generator(at::kCPU).set_current_seed(o.seed);
+    if (options_.device.is_cuda()) generator(options_.device).set_current_seed(o.seed);
+    save();
+  }
+  Outcome outcome;
+  outcome.finished = true;
+  while (state_.epoch < o.epochs) {
+    if (!train_epoch()) {
+      outcome.finished = false;
+      break;
+    }
+    // A signal that came with the last step of an epoch.
+    if (options_.stop != nullptr && options_.stop->load() && state_.epoch < o.epochs) {
+      outcome.finished = false;
+      break;
+    }
+  }
+  outcome.epochs = state_.epoch;
+  outcome.steps = state_.step;
+  outcome.train_loss = train_loss_;
+  outcome.val = val_;
+  outcome.best_top1 = std::max(state_.best_top1, 0.0);
+  outcome.best_epoch = state_.best_epoch;
+  outcome.images_per_second =
+      state_.train_seconds > 0 ? static_cast<double>(state_.trained_images) / state_.train_seconds : 0;
+  if (outcome.finished && !dataset_.test.empty()) {
+    EvaluateOptions evaluating;
+    evaluating.batch_size = std::max<std::int64_t>(1, own_batch_ / o.accumulate);
+    evaluating.workers = options_.workers;
+    evaluating.device = options_.device;
+    evaluating.precision = precision_;
+    evaluating.on_bad_image = data::parse_on_bad_image(o.on_bad_image);
+    if (options_.listener != nullptr) options_.listener->on_evaluation(dataset_.test.size());
+    nn::Model tested = model_;
+    if (run_ != nullptr && std::filesystem::exists(run_->best_weights())) {
+      checkpoint::LoadOptions load;
+      load.device = options_.device;
+      tested = checkpoint::load_model(run_->best_weights(), load).model;
+    }
+    outcome.test = evaluate(*tested, dataset_.test, task_.preprocessing, evaluating, false, &processes()).metrics;
+  }
+  outcome.seconds = seconds_now();
+  if (run_ != nullptr && processes().first() && outcome.finished) {
+    ordered_json result = {{"epochs", outcome.epochs},
+                           {"steps", outcome.steps},
+                           {"train_loss", outcome.train_loss},
+                           {"images_per_second", outcome.images_per_second},
+                           {"seconds", outcome.seconds}};
+    if (outcome.best_epoch >= 0) {
+      result["best_epoch"] = outcome.best_epoch;
+      result["best_val_top1"] = outcome.best_top1;
+    }
+    if (outcome.val) result["val"] = metrics_json(*outcome.val);
+    if (outcome.test) result["test"] = metrics_json(*outcome.test);
+    run_->write("result.json", result);
+    write_card(outcome);
+  }
+  return outcome;
+}
+
+void Trainer::write_card(const Outcome& outcome) const {
+  std::string card = "# " + std::to_string(task_.classes.size()) + "-class image classifier\n\n";
+  const auto line = [&](const std::string& name, const std::string& value) {
+    card += "| " + name + " | " + value + " |\n";
+  };
+  const auto number = [](double value) {
+    std::array<char, 32> text{};
+    std::snprintf(text.data(), text.size(), "%.2f", value);
+    return std::string(text.data());
+  };
+  card += "Trained by `violin " + task_.command + "` (violin " + version() +
+          "). Weights: `best/model.safetensors`, the best epoch on val; `last/model.safetensors`, the last one. They "
+          "carry preprocessing and class names.\n\n| | |\n|---|---|\n";
+  line("data", "`" + task_.data.filename().string() + "`, " + std::to_string(dataset_.train.size()) +
+                   " training images" + (dataset_.held_out ? ", val held out of them" : ""));
+  line("model", "ViT, width " + std::to_string(task_.model.embed_dim) + ", " + std::to_string(task_.model.depth) +
+                    " blocks, " + std::to_string(task_.model.num_heads) + " heads, patch " +
+                    nn::to_string(task_.model.patch_size) + ", " + std::to_string(task_.preprocessing.size) + " px");
+  line("mask", task_.model.violin ? task_.model.violin->curves + ", " + task_.model.violin->strategy + ", init " +
+                                        task_.model.violin->init
+                                  : "none");
+  line("started from", task_.weights.empty() ? "scratch" : "`" + task_.weights.filename().string() + "`");
+  line("recipe", task_.options.recipe + ", " + std::to_string(outcome.epochs) + " epochs, batch " +
+                     std::to_string(task_.options.batch_size) + ", seed " + std::to_string(task_.options.seed));
+  if (outcome.best_epoch >= 0)
+    line("val top-1", number(outcome.best_top1) + "% in epoch " + std::to_string(outcome.best_epoch + 1));
+  if (outcome.test)
+    line("test top-1 / top-5", number(outcome.test->top1) + "% / " + number(outcome.test->top5) + "% on " +
+                                   std::to_string(outcome.test->images) + " images");
+  card += "\nUse it: `violin predict FOLDER image.jpg`. Repeat it: the options are in `config.json`.\n";
+  run_->write_text("README.md", card);
+}
+
+}  // namespace violin::train

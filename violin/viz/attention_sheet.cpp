@@ -1,0 +1,65 @@
+#include "violin/viz/attention_sheet.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "violin/viz/resample.h"
+
+namespace violin::viz {
+namespace {
+
+constexpr double kMargin = 28;
+constexpr double kGap = 20;
+constexpr double kSide = 132;        // of an image
+constexpr double kCaption = 40;      // below it
+constexpr std::size_t kColumns = 4;  // pairs to a row
+
+std::string cut(const std::string& text, std::size_t limit) {
+  if (text.size() <= limit) return text;
+  std::size_t end = limit - 1;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;  // whole characters only
+  return text.substr(0, end) + "…";
+}
+
+}  // namespace
+
+Image overlay(const Image& image, const HeatMap& map) {
+  Image heat(map.width, map.height);
+  for (std::int64_t y = 0; y < map.height; ++y)
+    for (std::int64_t x = 0; x < map.width; ++x)
+      set_pixel(heat, x, y, mask_color(map.values[static_cast<std::size_t>(y * map.width + x)]));
+  const Image stretched = resize(heat, image.width, image.height);
+  Image result(image.width, image.height);
+  constexpr int kHeat = 140;  // of 256
+  for (std::size_t i = 0; i < result.pixels.size(); ++i)
+    result.pixels[i] = static_cast<std::uint8_t>((image.pixels[i] * (256 - kHeat) + stretched.pixels[i] * kHeat) >> 8);
+  return result;
+}
+
+Scene attention_sheet(std::span<const AttentionEntry> entries) {
+  Scene scene;
+  const std::size_t columns = std::clamp<std::size_t>(entries.size(), 1, kColumns);
+  const std::size_t rows = (entries.size() + columns - 1) / columns;
+  const double pair = 2 * kSide + 4;
+  scene.width = 2 * kMargin + static_cast<double>(columns) * pair + static_cast<double>(columns - 1) * kGap;
+  scene.height = 2 * kMargin + static_cast<double>(rows) * (kSide + kCaption) + static_cast<double>(rows - 1) * kGap;
+  scene.title = "Images and the attention of the model";
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const AttentionEntry& entry = entries[i];
+    const double x = kMargin + static_cast<double>(i % columns) * (pair + kGap);
+    const double y = kMargin + static_cast<double>(i / columns) * (kSide + kCaption + kGap);
+    const bool smooth = entry.image.width >= 64;  // a few pixels are shown as what they are
+    const auto show = [&](const Image& image, double left, bool soft) {
+      scene.shapes.push_back(Picture{{left, y, kSide, kSide}, std::make_shared<Image>(image), soft});
+    };
+    show(entry.image, x, smooth);
+    const std::int64_t side = std::max<std::int64_t>(entry.image.width, 128);
+    const Image base = smooth ? resize(entry.image, side, side) : enlarge(entry.image, side, side);
+    show(overlay(base, entry.map), x + kSide + 4, true);
+    scene.shapes.push_back(Text{{x, y + kSide + 16}, cut(entry.caption, 38), 12, kInk, Anchor::kStart, true});
+    scene.shapes.push_back(Text{{x, y + kSide + 31}, cut(entry.name, 44), 10, kSoftInk});
+  }
+  return scene;
+}
+
+}  // namespace violin::viz
