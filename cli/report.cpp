@@ -15,7 +15,9 @@
 #include "violin/curves/curves.h"
 #include "violin/data/file.h"
 #include "violin/predict/attention_map.h"
-#include "violin/train/train.h"
+#include "violin/train/evaluate.h"
+#include "violin/train/run_folder.h"
+#include "violin/train/task.h"
 #include "violin/version.h"
 #include "violin/viz/grid_plot.h"
 #include "violin/viz/pictures.h"
@@ -26,15 +28,21 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+using nlohmann::ordered_json;
 
 constexpr std::int64_t kMaxEvaluated = 2000;  // images that predictions are chosen from
 constexpr std::size_t kShown = 8;             // predictions of a sort
 constexpr std::int64_t kMaxMaskHeads = 6;
+constexpr std::int64_t kMaxPatches = 4096;  // masks of larger grids are not built
+constexpr std::int64_t kMaxGalleryPatches = 1024;
+constexpr std::size_t kMaxGalleries = 3;
+constexpr viz::Color kFrame = viz::rgb(0x35c4d7);
 
 struct Options {
   std::vector<std::string> runs;
   std::string out;
   bool no_images = false;
+  bool json = false;
   ComputeOptions compute;
 };
 
@@ -44,8 +52,29 @@ std::string number(double value, const char* format) {
   return text.data();
 }
 
+// A number that may be missing, or null because it was not finite.
+std::optional<double> logged(const json& line, const char* key) {
+  const auto found = line.find(key);
+  if (found == line.end() || !found->is_number()) return std::nullopt;
+  return found->get<double>();
+}
+
 std::string shown(const json& value) {
-  return value.is_string() ? value.get<std::string>() : value.dump();
+  if (!value.is_array()) return value.is_string() ? value.get<std::string>() : value.dump();
+  std::string list;
+  for (const json& item : value) list += (list.empty() ? "" : ", ") + shown(item);
+  return list;
+}
+
+// Nested ones under dotted names.
+void add_options(viz::RunReport& report, const std::string& prefix, const json& object) {
+  for (const auto& [key, value] : object.items()) {
+    if (value.is_object()) {
+      add_options(report, prefix + key + ".", value);
+    } else {
+      report.options.emplace_back(prefix + key, shown(value));
+    }
+  }
 }
 
 // Runs of one group have equal configurations but for seeds and files.
@@ -55,31 +84,61 @@ std::string group_of(json config) {
   return config.dump();
 }
 
+// Decays and alphas of the blocks that have a mask; without curves, alphas alone.
 viz::DecayChart decay_of(const nn::VisionTransformer& model) {
   const torch::NoGradGuard no_grad;
   viz::DecayChart chart;
+  const auto append = [](std::vector<double>& values, const at::Tensor& tensor) {
+    const at::Tensor plain = tensor.to(at::kCPU, at::kDouble).contiguous();
+    values.insert(values.end(), plain.const_data_ptr<double>(), plain.const_data_ptr<double>() + plain.numel());
+  };
   for (std::size_t i = 0; i < model.blocks.size(); ++i) {
     const std::shared_ptr<nn::Mask>& mask = model.blocks[i]->attn->violin;
-    if (!mask || mask->curve_names().empty()) continue;
-    at::Tensor decay = mask->log_decay().to(at::kCPU, at::kDouble);
-    if (decay.dim() == 3) decay = decay.mean(1);  // over the axes
-    decay = decay.contiguous();
-    chart.curves = mask->curve_names();
-    chart.heads = decay.size(1);
+    if (!mask || (mask->curve_names().empty() && !mask->alpha.defined())) continue;
     chart.blocks.push_back(static_cast<std::int64_t>(i));
-    chart.log_gamma.insert(chart.log_gamma.end(), decay.const_data_ptr<double>(),
-                           decay.const_data_ptr<double>() + decay.numel());
+    chart.curves = mask->curve_names();
+    if (!chart.curves.empty()) {
+      at::Tensor decay = mask->log_decay();
+      if (decay.dim() == 3) decay = decay.mean(1);  // over the axes
+      chart.heads = decay.size(1);
+      append(chart.log_gamma, decay);
+    }
     if (mask->alpha.defined()) {
-      const at::Tensor alpha = mask->alpha.to(at::kCPU, at::kDouble).contiguous();
-      chart.alpha.insert(chart.alpha.end(), alpha.const_data_ptr<double>(),
-                         alpha.const_data_ptr<double>() + alpha.numel());
+      chart.heads = mask->alpha.numel();
+      append(chart.alpha, mask->alpha);
     }
   }
   return chart;
 }
 
+// [heads, patches, patches], 0 to 1, of one block; undefined where there is no decay.
+at::Tensor mask_of(const nn::VisionTransformer& model, std::int64_t block) {
+  const std::shared_ptr<nn::Mask>& mask = model.blocks[static_cast<std::size_t>(block)]->attn->violin;
+  if (!mask || mask->curve_names().empty()) return {};
+  const at::Tensor values = mask->mask(model.config().grid(), 0).to(at::kCPU, at::kFloat);
+  return (mask->config().strategy == "log" ? values.exp() : values).contiguous();
+}
+
+std::optional<viz::MaskMeans> means_of(const nn::VisionTransformer& model) {
+  const torch::NoGradGuard no_grad;
+  const nn::Size grid = model.config().grid();
+  if (grid.height * grid.width > kMaxPatches) return std::nullopt;
+  viz::MaskMeans means;
+  for (std::size_t block = 0; block < model.blocks.size(); ++block) {
+    const at::Tensor mask = mask_of(model, static_cast<std::int64_t>(block));
+    if (!mask.defined()) continue;
+    const at::Tensor mean = mask.mean(at::IntArrayRef({1, 2})).to(at::kDouble).contiguous();
+    means.blocks.push_back(static_cast<std::int64_t>(block));
+    means.heads = mean.numel();
+    means.values.insert(means.values.end(), mean.const_data_ptr<double>(),
+                        mean.const_data_ptr<double>() + mean.numel());
+  }
+  if (means.blocks.empty()) return std::nullopt;
+  return means;
+}
+
 // The mask of heads with a short, a middle and a long reach, around three patches.
-std::optional<viz::Scene> masks_of(nn::VisionTransformer& model) {
+viz::Scene masks_of(const nn::VisionTransformer& model, const viz::MaskMeans& means) {
   const torch::NoGradGuard no_grad;
   struct Head {
     std::int64_t block, head;
@@ -87,49 +146,55 @@ std::optional<viz::Scene> masks_of(nn::VisionTransformer& model) {
   };
   const nn::Size grid = model.config().grid();
   const std::int64_t patches = grid.height * grid.width;
-  if (patches > 4096) return std::nullopt;
   std::vector<Head> heads;
-  for (std::size_t b = 0; b < model.blocks.size(); ++b) {
-    const std::shared_ptr<nn::Mask>& mask = model.blocks[b]->attn->violin;
-    if (!mask || mask->curve_names().empty() || mask->config().strategy == "log") continue;
-    const at::Tensor mean = mask->mask(grid, 0).mean(at::IntArrayRef({1, 2})).to(at::kCPU, at::kDouble);
-    for (std::int64_t h = 0; h < mean.size(0); ++h)
-      heads.push_back({static_cast<std::int64_t>(b), h, mean[h].item<double>()});
+  for (std::size_t i = 0; i < means.values.size(); ++i) {
+    const auto at = static_cast<std::int64_t>(i);
+    heads.push_back({means.blocks[static_cast<std::size_t>(at / means.heads)], at % means.heads, means.values[i]});
   }
-  if (heads.empty()) return std::nullopt;
   std::stable_sort(heads.begin(), heads.end(), [](const Head& a, const Head& b) { return a.reach < b.reach; });
   const std::int64_t count = std::min<std::int64_t>(kMaxMaskHeads, static_cast<std::int64_t>(heads.size()));
-  constexpr double kSide = 118, kGap = 12, kMargin = 24, kTop = 40, kLabel = 70;
+  constexpr double kSide = 126, kGap = 14, kMargin = 24, kTop = 46, kLabel = 96, kLegend = 46;
+  const double longer = static_cast<double>(std::max(grid.height, grid.width));
+  const double width = kSide * static_cast<double>(grid.width) / longer;
+  const double height = kSide * static_cast<double>(grid.height) / longer;
   viz::Scene scene;
   scene.title = "Masks of chosen heads around three patches";
-  scene.width = 2 * kMargin + kLabel + static_cast<double>(count) * (kSide + kGap);
-  scene.height = kTop + 3 * (kSide + kGap) + kMargin;
+  scene.width = 2 * kMargin + kLabel + static_cast<double>(count) * (kSide + kGap) - kGap;
+  scene.width = std::max(scene.width, 440.0);
+  scene.height = kTop + 3 * (height + kGap) + kLegend;
   const std::array<std::int64_t, 3> cells = {0, grid.height / 2 * grid.width + grid.width / 2, patches - 1};
+  const auto text = [&](double x, double y, const std::string& words, viz::Color color, bool bold = false) {
+    scene.shapes.push_back(viz::Text{{x, y}, words, 12, color, viz::Anchor::kStart, bold});
+  };
   for (std::int64_t column = 0; column < count; ++column) {
     const Head& head = heads[static_cast<std::size_t>(
         count == 1 ? 0 : column * (static_cast<std::int64_t>(heads.size()) - 1) / (count - 1))];
-    const at::Tensor mask = model.blocks[static_cast<std::size_t>(head.block)]
-                                ->attn->violin->mask(grid, 0)[head.head]
-                                .to(at::kCPU, at::kFloat)
-                                .contiguous();
+    const at::Tensor mask = mask_of(model, head.block);
+    const float* own = mask.const_data_ptr<float>() + head.head * patches * patches;
     const double x = kMargin + kLabel + static_cast<double>(column) * (kSide + kGap);
-    scene.shapes.push_back(
-        viz::Text{{x, kTop - 12}, "block " + std::to_string(head.block) + ", head " + std::to_string(head.head), 11});
+    text(x, kTop - 24, "layer " + std::to_string(head.block) + ", head " + std::to_string(head.head), viz::kInk, true);
+    text(x, kTop - 9, "mean " + number(head.reach, "%.2f"), viz::kSoftInk);
     for (std::size_t row = 0; row < cells.size(); ++row) {
       Image image(grid.width, grid.height);
-      const float* values = mask.const_data_ptr<float>() + cells[row] * patches;
+      const float* values = own + cells[row] * patches;
       for (std::int64_t i = 0; i < patches; ++i)
         viz::set_pixel(image, i % grid.width, i / grid.width, viz::mask_color(std::clamp<double>(values[i], 0, 1)));
-      const double y = kTop + static_cast<double>(row) * (kSide + kGap);
-      scene.shapes.push_back(viz::Picture{{x, y, kSide, kSide}, std::make_shared<Image>(image), false});
-      if (column == 0)
-        scene.shapes.push_back(viz::Text{
-            {kMargin, y + kSide / 2},
-            "patch " + std::to_string(cells[row] / grid.width) + "," + std::to_string(cells[row] % grid.width),
-            11,
-            viz::kSoftInk});
+      const double y = kTop + static_cast<double>(row) * (height + kGap);
+      scene.shapes.push_back(viz::Picture{{x, y, width, height}, std::make_shared<Image>(image), false});
+      const double cell = kSide / longer;
+      const std::int64_t r = cells[row] / grid.width, c = cells[row] % grid.width;
+      const viz::Box frame = {x + static_cast<double>(c) * cell, y + static_cast<double>(r) * cell, cell, cell};
+      scene.shapes.push_back(viz::Rectangle{.box = frame, .stroke = kFrame, .stroke_width = 2});
+      if (column > 0) continue;
+      text(kMargin, y + height / 2 - 4, "row " + std::to_string(r + 1) + ",", viz::kSoftInk);
+      text(kMargin, y + height / 2 + 12, "column " + std::to_string(c + 1), viz::kSoftInk);
     }
   }
+  const double y = scene.height - kLegend + 12, x = kMargin + kLabel;
+  text(kMargin, y + 10, "mask", viz::kSoftInk);
+  scene.shapes.push_back(viz::Picture{{x, y, 200, 10}, viz::color_ramp(viz::mask_color), true});
+  text(x, y + 25, "0", viz::kSoftInk);
+  scene.shapes.push_back(viz::Text{{x + 200, y + 25}, "1", 12, viz::kSoftInk, viz::Anchor::kEnd});
   return scene;
 }
 
@@ -144,6 +209,7 @@ viz::Prediction prediction_of(nn::VisionTransformer& model, const train::Task& t
   const auto name = [&](std::int64_t i) { return task.classes.at(static_cast<std::size_t>(i)); };
   return {data::eval_pixels(image, task.preprocessing),
           attention_map(model, input),
+          set[index].name(),
           fs::path(set[index].name()).filename().string(),
           name(label),
           name(guess),
@@ -153,19 +219,19 @@ viz::Prediction prediction_of(nn::VisionTransformer& model, const train::Task& t
 
 // Confusion, the surest right and wrong answers, and the first image of some classes.
 void add_predictions(viz::RunReport& report, nn::VisionTransformer& model, const train::Task& task,
-                     const data::SampleSet& set, const std::string& split, const Compute& compute) {
+                     const data::SampleSet& set, const std::string& split, const Compute& compute, std::size_t count) {
   const data::SampleSet part = set.limited(kMaxEvaluated, 0);
   train::EvaluateOptions settings;
   settings.workers = compute.workers;
   settings.device = compute.device;
   settings.precision = compute.precision;
-  Progress progress("report " + report.name, part.size(), "images");
+  Progress progress("report " + report.score.name, part.size(), "images");
   settings.progress = [&](std::int64_t images) { progress.advance(images); };
   const train::Evaluation evaluation = train::evaluate(model, part, task.preprocessing, settings, true);
   progress.finish();
   report.confusion = evaluation.metrics.confusion;
-  report.notes.push_back("Predictions are on " + std::to_string(evaluation.metrics.images) + " images of " + split +
-                         ": top-1 " + number(evaluation.metrics.top1, "%.2f%%") + ".");
+  report.predicted = std::to_string(evaluation.metrics.images) + " images of " + split + ", of which " +
+                     number(evaluation.metrics.top1, "%.2f%%") + " are named right";
   const at::Tensor probabilities = at::softmax(evaluation.logits.to(at::kDouble), 1);
   const at::Tensor surest = std::get<0>(probabilities.max(1)), guesses = probabilities.argmax(1);
   std::vector<std::int64_t> order(evaluation.indices.size());
@@ -177,8 +243,8 @@ void add_predictions(viz::RunReport& report, nn::VisionTransformer& model, const
     const std::int64_t index = evaluation.indices[static_cast<std::size_t>(row)];
     const bool right = guesses[row].item<std::int64_t>() == part[index].label;
     std::vector<viz::Prediction>& list = right ? report.best : report.worst;
-    if (list.size() < kShown) list.push_back(prediction_of(model, task, part, index, probabilities[row]));
-    if (report.best.size() == kShown && report.worst.size() == kShown) break;
+    if (list.size() < count) list.push_back(prediction_of(model, task, part, index, probabilities[row]));
+    if (report.best.size() == count && report.worst.size() == count) break;
   }
   for (std::size_t row = 0; row < evaluation.indices.size() && report.shared.size() < kShown; ++row) {
     const std::int64_t index = evaluation.indices[row];
@@ -187,62 +253,71 @@ void add_predictions(viz::RunReport& report, nn::VisionTransformer& model, const
   }
 }
 
+std::string mask_text(const std::optional<nn::MaskConfig>& mask) {
+  if (!mask) return "none";
+  const std::string curves = mask->curves == "violin" ? "the eight curves below" : mask->curves;
+  return (curves.empty() ? "no curves, alpha alone" : curves) + "; strategy " + mask->strategy + ", decay " +
+         (mask->decay ? number(*mask->decay, "%g") + " (fixed)" : "learned") + ", started as " + mask->init;
+}
+
 viz::RunReport collect(const fs::path& folder, const Options& options, const Compute& compute, bool many) {
   if (!train::is_run_folder(folder))
     throw Error("'" + folder.string() + "' holds no run; give the folder that --out named");
   const json config = train::read_json_file(folder / "config.json");
   const train::Task task = train::task_from_json(config);
   viz::RunReport report;
-  report.name = folder.filename().empty() ? folder.parent_path().filename().string() : folder.filename().string();
-  report.group = group_of(config);
+  viz::RunScore& score = report.score;
+  score.name = folder.filename().empty() ? folder.parent_path().filename().string() : folder.filename().string();
+  score.group = group_of(config);
+  score.seed = static_cast<std::uint64_t>(task.options.seed);
   report.classes = task.classes;
   for (const json& line : train::read_log(folder)) {
     if (line.value("type", "") != "epoch") continue;
     viz::EpochRow row;
-    row.epoch = line.value("epoch", 0.0) + 1;
-    row.lr = line.value("lr", 0.0);
-    row.train_loss = line.value("train_loss", 0.0);
-    if (line.contains("val_loss")) row.val_loss = line.at("val_loss").get<double>();
-    if (line.contains("val_top1")) row.val_top1 = line.at("val_top1").get<double>();
-    if (row.val_top1) report.best_top1 = std::max(report.best_top1.value_or(0), *row.val_top1);
-    report.images_per_second = line.value("images_per_second", 0.0);
+    row.epoch = logged(line, "epoch").value_or(0) + 1;
+    row.lr = logged(line, "lr").value_or(0);
+    row.train_loss = logged(line, "train_loss").value_or(std::nan(""));
+    row.val_loss = logged(line, "val_loss");
+    row.val_top1 = logged(line, "val_top1");
+    if (row.val_top1) score.val_top1 = std::max(score.val_top1.value_or(0), *row.val_top1);
+    score.images_per_second = logged(line, "images_per_second").value_or(0);
     report.epochs.push_back(row);
   }
   std::string test = "–";
   if (fs::exists(folder / "result.json")) {
     const json result = train::read_json_file(folder / "result.json");
-    report.images_per_second = result.value("images_per_second", report.images_per_second);
-    if (result.contains("test")) {
-      report.test_top1 = result.at("test").at("top1").get<double>();
-      test = number(*report.test_top1, "%.2f%%") + " on " +
-             std::to_string(result.at("test").at("images").get<std::int64_t>()) + " images";
+    score.images_per_second = logged(result, "images_per_second").value_or(score.images_per_second);
+    const json measured = result.value("test", json::object());
+    if (const std::optional<double> top1 = logged(measured, "top1")) {
+      score.test_top1 = top1;
+      score.test_images = static_cast<std::int64_t>(logged(measured, "images").value_or(0));
+      test = number(*top1, "%.2f%%") + " on " + std::to_string(score.test_images) + " images";
     }
   } else {
     report.notes.push_back("This run has not finished: " + std::to_string(report.epochs.size()) + " of " +
                            std::to_string(task.options.epochs) + " epochs.");
   }
   const nn::Cost cost = nn::cost(task.model, task.model.img_size);
-  report.parameters = cost.parameters;
-  report.mask_parameters = cost.mask_parameters;
+  score.parameters = cost.parameters;
+  score.mask_parameters = cost.mask_parameters;
   report.facts = {
       {"model", "ViT, width " + std::to_string(task.model.embed_dim) + ", " + std::to_string(task.model.depth) +
-                    " blocks, " + std::to_string(task.model.num_heads) + " heads, patch " +
-                    nn::to_string(task.model.patch_size) + ", " + std::to_string(task.preprocessing.size) + " px"},
+                    " blocks, " + std::to_string(task.model.num_heads) + " heads, patches of " +
+                    nn::to_string(task.model.patch_size) + " pixels, images of " +
+                    std::to_string(task.preprocessing.size) + " px"},
       {"parameters", number(static_cast<double>(cost.parameters) / 1e6, "%.2f million") + ", of the mask " +
                          std::to_string(cost.mask_parameters)},
-      {"mask", task.model.violin ? task.model.violin->curves + ", " + task.model.violin->strategy + ", init " +
-                                       task.model.violin->init
-                                 : "none"},
+      {"mask", mask_text(task.model.violin)},
       {"data", task.data.filename().string() + ", " + std::to_string(task.classes.size()) + " classes"},
       {"started from", task.weights.empty() ? "scratch" : task.weights.filename().string()},
       {"recipe", task.options.recipe + ", " + std::to_string(task.options.epochs) + " epochs, batch " +
                      std::to_string(task.options.batch_size) + ", learning rate " +
                      number(task.options.peak_lr(), "%.3g") + ", seed " + std::to_string(task.options.seed)},
-      {"val top-1", report.best_top1 ? number(*report.best_top1, "%.2f%%") + " (best epoch)" : "–"},
+      {"validation top-1", score.val_top1 ? number(*score.val_top1, "%.2f%%") + " in the best epoch" : "–"},
       {"test top-1", test},
-      {"speed", number(report.images_per_second, "%.0f training images/s")}};
-  for (const auto& [key, value] : config.at("options").items()) report.options.emplace_back(key, shown(value));
-  for (const auto& [key, value] : config.at("model").items()) report.options.emplace_back("model." + key, shown(value));
+      {"speed", number(score.images_per_second, "%.0f training images/s")}};
+  add_options(report, "", config.at("options"));
+  add_options(report, "model.", config.at("model"));
 
   const bool has_weights =
       fs::exists(folder / "best/model.safetensors") || fs::exists(folder / "last/model.safetensors");
@@ -256,9 +331,10 @@ viz::RunReport collect(const fs::path& folder, const Options& options, const Com
   if (loaded.model->config().violin) {
     viz::DecayChart chart = decay_of(*loaded.model);
     if (!chart.blocks.empty()) {
-      chart.title = "Decay by layer, head and curve" + (many ? ": " + report.name : "");
+      chart.title = many ? score.name : "Decay by layer, head and curve";
       report.decay = std::move(chart);
-      report.masks = masks_of(*loaded.model);
+      report.means = means_of(*loaded.model);
+      if (report.means) report.masks = masks_of(*loaded.model, *report.means);
     }
     if (task.model.global_pool == "token" && task.model.violin && !task.model.violin->learned_prefix_decay)
       report.notes.push_back(
@@ -273,11 +349,66 @@ viz::RunReport collect(const fs::path& folder, const Options& options, const Com
                                  : !dataset.val.empty() ? dataset.val
                                                         : dataset.train;
     const std::string split = !dataset.test.empty() ? "test" : !dataset.val.empty() ? "val" : "train";
-    add_predictions(report, *loaded.model, task, set, split, compute);
+    add_predictions(report, *loaded.model, task, set, split, compute, many ? kShown / 2 : kShown);
   } catch (const Error& error) {
     report.notes.push_back(std::string("No predictions: ") + error.what());
   }
   return report;
+}
+
+ordered_json to_json(const viz::Spread& spread) {
+  if (spread.count == 0) return nullptr;
+  ordered_json object = {{"mean", spread.mean}, {"deviation", nullptr}, {"seeds", spread.count}};
+  if (spread.deviation) object["deviation"] = *spread.deviation;
+  return object;
+}
+
+ordered_json to_json(const std::vector<viz::RunScore>& runs, const std::vector<viz::RunGroup>& groups,
+                     const fs::path& page, std::size_t bytes) {
+  ordered_json list = ordered_json::array();
+  for (const viz::RunGroup& group : groups) {
+    ordered_json names = ordered_json::array();
+    for (const std::size_t i : group.members) names.push_back(runs[i].name);
+    list.push_back({{"name", group.name},
+                    {"runs", names},
+                    {"test_top1", to_json(group.test)},
+                    {"val_top1", to_json(group.val)},
+                    {"reference", group.reference},
+                    {"difference", to_json(group.difference)},
+                    {"parameters", group.parameters},
+                    {"mask_parameters", group.mask_parameters},
+                    {"images_per_second", group.images_per_second}});
+  }
+  return {{"report", page.string()}, {"bytes", bytes}, {"groups", list}};
+}
+
+// The table of the page, as text.
+std::string summary(const std::vector<viz::RunScore>& runs, const std::vector<viz::RunGroup>& groups) {
+  const auto reference = std::find_if(groups.begin(), groups.end(), [](const auto& group) { return group.reference; });
+  std::vector<std::vector<std::string>> rows = {
+      {"runs", "seeds", "test top-1 %", "against " + reference->name, "val top-1 %", "parameters", "images/s"}};
+  for (const viz::RunGroup& group : groups)
+    rows.push_back({group.name, std::to_string(group.members.size()), viz::to_string(group.test),
+                    group.reference ? "" : viz::to_string(group.difference, true), viz::to_string(group.val),
+                    std::to_string(group.parameters), number(group.images_per_second, "%.0f")});
+  const auto columns = [](const std::string& text) {
+    return std::count_if(text.begin(), text.end(),
+                         [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; });
+  };
+  std::vector<std::int64_t> widths(rows.front().size());
+  for (const std::vector<std::string>& row : rows)
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max<std::int64_t>(widths[i], columns(row[i]));
+  std::string text;
+  for (const std::vector<std::string>& row : rows) {
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      const std::string fill(static_cast<std::size_t>(widths[i] - columns(row[i])), ' ');
+      text += (i == 0 ? row[i] + fill : "  " + fill + row[i]);
+    }
+    text += "\n";
+  }
+  for (const viz::RunGroup& group : groups)
+    if (!group.reference) text += viz::verdict(group, *reference, runs.front().test_images) + "\n";
+  return text;
 }
 
 void write_report(const Options& options) {
@@ -288,23 +419,30 @@ void write_report(const Options& options) {
   // Names tell runs apart, also when folders share theirs.
   for (std::size_t i = 0; i < page.runs.size(); ++i)
     for (std::size_t j = 0; j < i; ++j)
-      if (page.runs[i].name == page.runs[j].name) page.runs[i].name = options.runs[i];
-  page.title = many ? std::to_string(options.runs.size()) + " runs" : page.runs.front().name;
+      if (page.runs[i].score.name == page.runs[j].score.name) page.runs[i].score.name = options.runs[i];
+  page.title = many ? std::to_string(options.runs.size()) + " runs" : page.runs.front().score.name;
   page.footer = std::string("Written by violin ") + version() + ".";
-  const json config = train::read_json_file(fs::path(options.runs.front()) / "config.json");
-  const train::Task task = train::task_from_json(config);
+  std::set<std::string> drawn;
   for (const std::string& run : options.runs) {
-    const train::Task other = train::task_from_json(train::read_json_file(fs::path(run) / "config.json"));
-    if (page.curves || !other.model.violin || other.model.violin->curves.empty()) continue;
-    const nn::Size grid = other.model.grid();
-    if (grid.height * grid.width > 1024) continue;
-    page.curves = viz::curve_gallery(curves::parse_curves(other.model.violin->curves), {0, grid.height, grid.width});
+    const nn::ModelConfig model = train::task_from_json(train::read_json_file(fs::path(run) / "config.json")).model;
+    const nn::Size grid = model.grid();
+    if (!model.violin || model.violin->curves.empty() || grid.height * grid.width > kMaxGalleryPatches) continue;
+    if (drawn.size() == kMaxGalleries || !drawn.insert(model.violin->curves + nn::to_string(grid)).second) continue;
+    page.curves.push_back(viz::curve_gallery(curves::parse_curves(model.violin->curves), {0, grid.height, grid.width}));
   }
   const fs::path out = !options.out.empty() ? fs::path(options.out)
                        : many               ? fs::path("report.html")
                                             : fs::path(options.runs.front()) / "report.html";
-  write_file_atomically(out, viz::report_html(page));
-  print(out.string() + "\n");
+  const std::string html = viz::report_html(page);
+  write_file_atomically(out, html);
+  std::vector<viz::RunScore> scores;
+  for (const viz::RunReport& run : page.runs) scores.push_back(run.score);
+  const std::vector<viz::RunGroup> groups = viz::compare(scores);
+  if (options.json) {
+    print(to_json(scores, groups, out, html.size()).dump(2) + "\n");
+  } else {
+    print((many ? summary(scores, groups) + "\n" : "") + out.string() + "\n");
+  }
 }
 
 }  // namespace
@@ -316,6 +454,7 @@ void add_report(CLI::App& app) {
   verb->add_option("--out", options->out, "The page (default: report.html in the run; for several, here)")
       ->type_name("FILE");
   verb->add_flag("--no-images", options->no_images, "Leave predictions out");
+  verb->add_flag("--json", options->json, "Print what was measured as JSON");
   add_compute_options(*verb, options->compute, Draws::kNone);
   verb->footer(R"(Examples:
   violin report runs/photos

@@ -63,6 +63,19 @@ std::string gamma_text(double length) {
 
 }  // namespace
 
+void share_scale(std::span<DecayChart* const> charts) {
+  double lowest = kLongestReach, highest = 1, largest = 1e-12;
+  for (const DecayChart* chart : charts) {
+    for (const double value : chart->log_gamma) {
+      lowest = std::min(lowest, std::max(reach(value), 0.1));
+      highest = std::max(highest, reach(value));
+    }
+    for (const double value : chart->alpha) largest = std::max(largest, std::abs(value));
+  }
+  if (highest < lowest * 1.2) lowest = highest / 1.2;
+  for (DecayChart* chart : charts) chart->shortest = lowest, chart->longest = highest, chart->largest_alpha = largest;
+}
+
 Scene decay_chart(const DecayChart& chart) {
   const std::size_t layers = chart.blocks.size(), curves = chart.curves.size();
   const auto heads = static_cast<std::size_t>(std::max<std::int64_t>(chart.heads, 0));
@@ -72,14 +85,12 @@ Scene decay_chart(const DecayChart& chart) {
   if (chart.log_gamma.size() != layers * curves * heads || (has_alpha && chart.alpha.size() != layers * heads))
     throw Error("decays or alphas are not one per layer, head and curve");
 
-  double lowest = kLongestReach, highest = 1;
-  for (const double value : chart.log_gamma) {
-    lowest = std::min(lowest, std::max(reach(value), 0.1));
-    highest = std::max(highest, reach(value));
+  DecayChart scaled = chart;
+  if (scaled.longest <= 0) {
+    DecayChart* const alone = &scaled;
+    share_scale({&alone, 1});
   }
-  if (highest < lowest * 1.2) lowest = highest / 1.2;
-  double largest = 1e-12;
-  for (const double value : chart.alpha) largest = std::max(largest, std::abs(value));
+  const double lowest = scaled.shortest, highest = scaled.longest, largest = scaled.largest_alpha;
 
   const std::size_t panels = curves + (has_alpha ? 1 : 0);
   double longest_name = 0;
@@ -96,7 +107,7 @@ Scene decay_chart(const DecayChart& chart) {
 
   Scene scene;
   scene.title = chart.title;
-  scene.width = std::max(2 * kMargin + kLabelWidth + columns * pitch_x - kGap, 620.0);
+  scene.width = std::max(2 * kMargin + kLabelWidth + columns * pitch_x - kGap, 740.0);
   scene.height = kMargin + kHeaderHeight + lines * pitch_y - kGap + kFooterHeight + kMargin - 8;
   const auto add = [&scene](Shape shape) { scene.shapes.push_back(std::move(shape)); };
   add(Text{.baseline = {kMargin, kMargin + 16}, .text = chart.title, .size = 21, .bold = true});

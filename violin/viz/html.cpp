@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <utility>
 
 namespace violin::viz {
 namespace {
@@ -32,6 +33,9 @@ std::string escape_html(std::string_view text) {
       case '"':
         out += "&quot;";
         break;
+      case '\'':
+        out += "&#39;";
+        break;
       default:
         if (static_cast<unsigned char>(c) >= 0x20 || c == '\n') out += c;
     }
@@ -52,20 +56,81 @@ std::string base64(const Bytes& bytes) {
   return text;
 }
 
-std::string embedded(const Scene& scene, std::string_view description) {
-  const std::string svg = to_svg(scene);
-  return "<img class=\"scene\" alt=\"" + escape_html(description) + "\" width=\"" + number(scene.width) +
-         "\" src=\"data:image/svg+xml;base64," + base64(Bytes(svg.begin(), svg.end())) + "\">";
+Scene darkened(Scene scene) {
+  const auto ground = [](Color color) {
+    constexpr std::array<std::pair<Color, Color>, 5> kPairs = {{{kPaper, rgb(0x211e28)},
+                                                                {kPanel, rgb(0x2c2836)},
+                                                                {kRule, rgb(0x453f52)},
+                                                                {kInk, rgb(0xece8f2)},
+                                                                {kSoftInk, rgb(0xaaa4b6)}}};
+    for (const auto& [light, dark] : kPairs)
+      if (color.with_alpha(1) == light) return dark.with_alpha(color.alpha);
+    return color;
+  };
+  const auto line = [&](Color color) {
+    const Color on_ground = ground(color);
+    return on_ground == color ? mix(color.with_alpha(1), kPaper, 0.3).with_alpha(color.alpha) : on_ground;
+  };
+  scene.background = ground(scene.background);
+  for (Shape& shape : scene.shapes) {
+    if (auto* box = std::get_if<Rectangle>(&shape)) {
+      box->fill = ground(box->fill);
+      box->stroke = ground(box->stroke);
+    } else if (auto* path = std::get_if<Polyline>(&shape)) {
+      for (Color& color : path->colors) color = line(color);
+    } else if (auto* dot = std::get_if<Dot>(&shape)) {
+      dot->fill = line(dot->fill);
+      dot->stroke = line(dot->stroke);
+    } else if (auto* text = std::get_if<Text>(&shape)) {
+      text->color = ground(text->color);
+    }
+  }
+  return scene;
 }
 
-std::string embedded(const Image& image, std::string_view description, bool pixelated) {
-  return "<img" + std::string(pixelated ? " class=\"pixels\"" : "") + " alt=\"" + escape_html(description) +
-         "\" src=\"data:image/png;base64," + base64(encode_png(image)) + "\">";
+bool Pictures::spend(std::size_t bytes) {
+  if (bytes > left_) {
+    ++left_out_;
+    return false;
+  }
+  left_ -= bytes;
+  return true;
 }
 
-std::vector<double> ticks(double low, double high, int wanted) {
+std::string Pictures::background(const Image& image) {
+  std::string data = base64(encode_png(image));
+  const auto known = classes_.find(data);
+  if (known != classes_.end()) return known->second;
+  if (!spend(data.size() + 80)) return "";
+  const std::string name = "i" + std::to_string(classes_.size());
+  classes_.emplace(std::move(data), name);
+  return name;
+}
+
+std::string Pictures::styles() const {
+  std::string css;
+  for (const auto& [data, name] : classes_)
+    css += "." + name + "{background-image:url(data:image/png;base64," + data + ")}";
+  return css;
+}
+
+std::string Pictures::scene(const Scene& scene, std::string_view description) {
+  const auto source = [](const Scene& version) {
+    const std::string svg = to_svg(version);
+    return "data:image/svg+xml;base64," + base64(Bytes(svg.begin(), svg.end()));
+  };
+  const std::string light = source(scene), dark = source(darkened(scene));
+  if (!spend(light.size() + dark.size()))
+    return "<p class=\"soft\">A picture is left out here to keep this page small.</p>";
+  return "<div class=\"scroll\"><picture><source media=\"(prefers-color-scheme:dark)\" srcset=\"" + dark +
+         "\"><img class=\"scene\" alt=\"" + escape_html(description) + "\" width=\"" + number(scene.width) +
+         "\" height=\"" + number(scene.height) + "\" src=\"" + light + "\"></picture></div>";
+}
+
+std::vector<double> ticks(double low, double high, int wanted, double smallest) {
   if (!(high > low)) return {low};
-  const double raw = (high - low) / std::max(wanted, 1), power = std::pow(10, std::floor(std::log10(raw)));
+  const double raw = std::max((high - low) / std::max(wanted, 1), smallest),
+               power = std::pow(10, std::floor(std::log10(raw)));
   double step = power;
   for (const double factor : {1.0, 2.0, 5.0, 10.0}) {
     step = factor * power;
@@ -78,7 +143,8 @@ std::vector<double> ticks(double low, double high, int wanted) {
 }
 
 std::string line_chart(const LineChart& chart) {
-  constexpr double kWidth = 460, kHeight = 230, kLeft = 52, kRight = 12, kTop = 10, kBottom = 26;
+  constexpr double kWidth = 360, kHeight = 220, kLeft = 50, kRight = 12, kTop = 12, kBottom = 36;
+  constexpr std::size_t kPoints = 400;
   double x0 = 1e300, x1 = -1e300, y0 = 1e300, y1 = -1e300;
   for (const Series& series : chart.series) {
     for (std::size_t i = 0; i < series.x.size(); ++i) {
@@ -88,7 +154,7 @@ std::string line_chart(const LineChart& chart) {
     }
   }
   std::string html = "<figure class=\"chart\"><figcaption>" + escape_html(chart.title) + "</figcaption>";
-  if (x0 > x1) return html + "<p class=\"soft\">nothing was logged</p></figure>";
+  if (x0 > x1) return html + "<p class=\"soft\">Nothing was logged.</p></figure>";
   if (chart.from_zero) y0 = std::min(y0, 0.0);
   if (x0 == x1) x0 -= 0.5, x1 += 0.5;
   if (y0 == y1) y0 -= std::max(0.5 * std::abs(y0), 1e-6), y1 += std::max(0.5 * std::abs(y1), 1e-6);
@@ -105,15 +171,19 @@ std::string line_chart(const LineChart& chart) {
             "\" y2=\"" + y + "\"/><text class=\"tick\" text-anchor=\"end\" x=\"" + number(kLeft - 6) + "\" y=\"" +
             number(py(tick) + 4, "%.1f") + "\">" + number(tick) + chart.unit + "</text>";
   }
-  for (const double tick : ticks(x0, x1, 6)) {
+  for (const double tick : ticks(x0, x1, 6, 1)) {
     html += "<text class=\"tick\" text-anchor=\"middle\" x=\"" + number(px(tick), "%.1f") + "\" y=\"" +
-            number(kHeight - 8) + "\">" + number(tick) + "</text>";
+            number(kHeight - 20) + "\">" + number(tick) + "</text>";
   }
+  html += "<text class=\"tick\" text-anchor=\"end\" x=\"" + number(kWidth - kRight) + "\" y=\"" + number(kHeight - 5) +
+          "\">" + escape_html(chart.x_label) + "</text>";
   for (const Series& series : chart.series) {
+    const std::size_t stride = std::max<std::size_t>(1, (series.x.size() + kPoints - 1) / kPoints);
     std::string points;
     std::size_t count = 0;
     for (std::size_t i = 0; i < series.x.size(); ++i) {
-      if (!std::isfinite(series.y[i])) continue;
+      const bool last = i + 1 == series.x.size();
+      if (!std::isfinite(series.y[i]) || (i % stride != 0 && !last)) continue;
       points += number(px(series.x[i]), "%.1f") + "," + number(py(series.y[i]), "%.1f") + " ";
       ++count;
     }
@@ -129,9 +199,12 @@ std::string line_chart(const LineChart& chart) {
   }
   html += "</svg><p class=\"legend\">";
   for (const Series& series : chart.series) {
-    html += "<span class=\"key c" + std::to_string(series.color % 8) + (series.dashed ? " dashed" : "") + "\"></span>" +
-            escape_html(series.name) +
-            (series.y.empty() ? "" : " <b>" + number(series.y.back(), "%.4g") + chart.unit + "</b>") + " ";
+    if (series.name.empty()) continue;
+    html +=
+        "<span class=\"entry\"><span class=\"key c" + std::to_string(series.color % 8) +
+        (series.dashed ? " dashed" : "") + "\"></span>" + escape_html(series.name) +
+        (series.y.empty() || !chart.last_values ? "" : " <b>" + number(series.y.back(), "%.4g") + chart.unit + "</b>") +
+        "</span> ";
   }
   return html + "</p></figure>";
 }

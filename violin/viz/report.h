@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "violin/viz/attention_sheet.h"
+#include "violin/viz/compare.h"
 #include "violin/viz/decay_chart.h"
 #include "violin/viz/scene.h"
 
@@ -17,13 +18,14 @@ namespace violin::viz {
 struct EpochRow {
   double epoch = 0;  // counted from 1
   double lr = 0;
-  double train_loss = 0;
+  double train_loss = 0;  // NaN where it was not a number
   std::optional<double> val_loss, val_top1;
 };
 
 struct Prediction {
-  Image image;
+  Image image;  // as the model saw it
   HeatMap attention;
+  std::string id;  // tells images apart
   std::string name;
   std::string label;
   std::string guess;
@@ -31,20 +33,24 @@ struct Prediction {
   bool right = false;
 };
 
+// The mean of a head's mask over all pairs of patches: 1 is no locality at all.
+struct MaskMeans {
+  std::vector<std::int64_t> blocks;
+  std::int64_t heads = 0;
+  std::vector<double> values;  // [blocks, heads]
+};
+
 struct RunReport {
-  std::string name;
-  std::string group;                                         // runs of one group differ in their seed only
+  RunScore score;
   std::vector<std::pair<std::string, std::string>> facts;    // the main ones
   std::vector<std::pair<std::string, std::string>> options;  // everything
   std::vector<EpochRow> epochs;
-  std::optional<double> best_top1;  // val
-  std::optional<double> test_top1;
-  double images_per_second = 0;
-  std::int64_t parameters = 0, mask_parameters = 0;
   std::optional<DecayChart> decay;
+  std::optional<MaskMeans> means;
   std::optional<Scene> masks;  // of chosen heads around reference patches
   std::vector<std::string> classes;
   std::vector<std::vector<std::int64_t>> confusion;
+  std::string predicted;                // "300 images of test"
   std::vector<Prediction> best, worst;  // sure and right; sure and wrong
   std::vector<Prediction> shared;       // the same images in every run
   std::vector<std::string> notes;       // what could not be shown, and why
@@ -54,17 +60,10 @@ struct Report {
   std::string title;
   std::string footer;
   std::vector<RunReport> runs;
-  std::optional<Scene> curves;
+  std::vector<Scene> curves;  // a gallery for each set of curves
 };
 
+// Pictures stop where they would make the page larger than about 4 MB.
 std::string report_html(const Report& report);
-
-// Mean and sample deviation; the deviation of one value is not defined.
-struct Spread {
-  double mean = 0;
-  std::optional<double> deviation;
-  std::size_t count = 0;
-};
-Spread spread(const std::vector<double>& values);
 
 }  // namespace violin::viz
