@@ -19,7 +19,7 @@ configure: setup
 build: configure  ## Set-up and release build: build/violin, build/libviolin_ops.so
 	@cmake --build build -j $(JOBS)
 
-demo: configure  ## A gallery of curves and masks over a picture, in out/demo
+demo: configure  ## Train with and without the mask on embedded images, compare, report: out/demo, three minutes
 	@cmake --build build -j $(JOBS) --target violin
 	@bash tools/demo.sh
 
