@@ -1,19 +1,23 @@
 #include "cli/training.h"
 
+#include <torch/cuda.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <charconv>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "cli/common.h"
 #include "cli/progress.h"
 #include "cli/weights.h"
 #include "violin/checkpoint/model_file.h"
 #include "violin/nn/vit.h"
+#include "violin/train/distributed.h"
 #include "violin/train/search.h"
 #include "violin/train/trainer.h"
 
@@ -100,6 +104,35 @@ class Report : public train::Listener {
   std::unique_ptr<Progress> progress_;
   std::string val_;
 };
+
+// Of several processes the first one reports; the others speak only of what they alone see.
+class Aside : public train::Listener {
+ public:
+  explicit Aside(std::string who) : who_(std::move(who)) {}
+  void on_message(const std::string& line) override { note(who_ + ": " + line); }
+
+ private:
+  std::string who_;
+};
+
+std::string process_name(const train::Launch& launch) {
+  return "process " + std::to_string(launch.rank + 1) + " of " + std::to_string(launch.world);
+}
+
+// Each process its own GPU, or its share of the cores, where nothing else was asked for.
+ComputeOptions share_of_machine(ComputeOptions options, const train::Launch& launch) {
+  if (launch.by == train::Launch::By::kHand) return options;
+  const auto gpus = static_cast<std::int64_t>(torch::cuda::device_count());
+  // mpirun means CPUs unless a GPU is asked for.
+  if (options.device == "auto" && (launch.by == train::Launch::By::kMpirun || gpus == 0)) options.device = "cpu";
+  if ((options.device == "auto" || options.device == "cuda") && gpus > 0)
+    options.device = "cuda:" + std::to_string(launch.local_rank % gpus);
+  if (launch.several()) {
+    if (options.threads == 0) options.threads = train::fair_cores(launch);
+    if (options.workers == -1) options.workers = std::min(train::fair_cores(launch), 8);
+  }
+  return options;
+}
 
 std::filesystem::path free_folder(const std::string& command) {
   for (int number = 1;; ++number) {
@@ -257,8 +290,18 @@ void add_training_options(CLI::App& verb, const std::shared_ptr<TrainingArgument
   });
 }
 
-void run_training(const CLI::App& verb, const std::string& command, const TrainingArguments& arguments,
-                  const std::string& default_recipe) {
+namespace {
+
+// A stop on request, after which all processes have parted.
+class Stopped : public Error {
+ public:
+  using Error::Error;
+};
+
+// `processes` is set once they have met.
+void train_together(const CLI::App& verb, const std::string& command, const TrainingArguments& arguments,
+                    const std::string& default_recipe, const train::Launch& launch,
+                    std::unique_ptr<train::Processes>& processes) {
   const bool resuming = verb.get_option("--resume")->count() > 0;
   const auto was_given = [&](const char* name) { return verb.get_option(name)->count() > 0; };
   std::filesystem::path folder = arguments.resume_folder.empty() ? arguments.out : arguments.resume_folder;
@@ -299,7 +342,9 @@ void run_training(const CLI::App& verb, const std::string& command, const Traini
   request.replace_mask = any_mask_option;
   request.unplug = arguments.violin == false;
 
-  const Compute compute = start_compute(arguments.compute);
+  const Compute compute = start_compute(share_of_machine(arguments.compute, launch));
+  processes = train::join_processes(launch, compute.device, train::answer_timeout());
+  const bool first = processes->first();
   const auto mode = resuming          ? train::RunFolder::Mode::kResume
                     : arguments.force ? train::RunFolder::Mode::kReplace
                                       : train::RunFolder::Mode::kNew;
@@ -311,62 +356,107 @@ void run_training(const CLI::App& verb, const std::string& command, const Traini
         was_given("--precision") || was_given("--options") || was_given("--config")) {
       throw Usage("--resume: a run keeps its options; only --device, --threads and --workers may be given");
     }
-    run = std::make_unique<train::RunFolder>(folder, mode);
-    prepared.task = train::task_from_json(train::read_json_file(folder / "config.json"));
+    std::string config;
+    if (first) {
+      run = std::make_unique<train::RunFolder>(folder, mode);
+      config = train::read_json_file(folder / "config.json").dump();
+    }
+    train::broadcast_text(*processes, config);
+    prepared.task = train::task_from_json(json::parse(config));
     prepared.dataset = train::open_task_data(prepared.task);
     prepared.model = std::make_shared<nn::VisionTransformer>(prepared.task.model, prepared.task.options.seed);
   } else {
     // The folder is checked before anything takes time, and nothing is written before everything fits.
-    if (!arguments.force && train::is_run_folder(folder)) train::RunFolder(folder, mode);
+    if (first && !arguments.force && train::is_run_folder(folder)) train::RunFolder(folder, mode);
     prepared = train::prepare(request);
-    run = std::make_unique<train::RunFolder>(folder, mode);
     ordered_json config = train::to_json(prepared.task);
     config["lr_search"] = arguments.search_lr;
-    run->write("config.json", config);
+    train::expect_same(*processes, config.dump(), "data, model or options are others");
+    if (first) {
+      run = std::make_unique<train::RunFolder>(folder, mode);
+      run->write("config.json", config);
+    }
   }
-  for (const std::string& line : prepared.task.notes) note(line);
+  if (first) {
+    if (launch.several()) note("training with " + processes->describe());
+    for (const std::string& line : prepared.task.notes) note(line);
+  }
 
   std::signal(SIGINT, request_stop);
   std::signal(SIGTERM, request_stop);
+  std::signal(SIGUSR1, request_stop);  // what mpirun forwards and Slurm sends before the time is up
   const train::Options& options = prepared.task.options;
   Report report(options.epochs, prepared.dataset.train.size() / options.batch_size * options.batch_size);
   train::TrainerOptions trainer_options;
   trainer_options.device = compute.device;
   trainer_options.workers = compute.workers;
-  trainer_options.listener = &report;
+  Aside aside(process_name(launch));
+  trainer_options.listener = first ? static_cast<train::Listener*>(&report) : &aside;
+  trainer_options.processes = processes.get();
   trainer_options.stop = &stop_requested;
   const auto stopped = [&] {
     report.finish();
-    throw Error("stopped on request; everything so far is kept: violin " + command + " --resume " + folder.string() +
-                " continues");
+    processes->leave();
+    if (!first) return;
+    throw Stopped("stopped on request; everything so far is kept: violin " + command + " --resume " + folder.string() +
+                  " continues");
   };
 
-  ordered_json config = ordered_json::parse(train::read_json_file(folder / "config.json").dump());
-  if (config.value("lr_search", false) && !run->has_checkpoint()) {
+  if (train::first_says(*processes, first && !run->has_checkpoint() &&
+                                        train::read_json_file(folder / "config.json").value("lr_search", false))) {
     // Every candidate, and a search that was interrupted, begins with the same weights.
     const std::filesystem::path initial = folder / "initial.safetensors";
-    if (!resuming) checkpoint::save_model(initial, *prepared.model, prepared.task.preprocessing, prepared.task.classes);
-    const auto fresh = [&] {
+    if (first && !resuming)
+      checkpoint::save_model(initial, *prepared.model, prepared.task.preprocessing, prepared.task.classes);
+    const auto fresh = [&]() -> nn::Model {
+      // The others get the first one's weights from their trainer.
+      if (!first) return std::make_shared<nn::VisionTransformer>(prepared.task.model, prepared.task.options.seed);
       checkpoint::LoadOptions load;
       load.config = prepared.task.model;
       return checkpoint::load_model(initial, load).model;
     };
-    const train::RateSearch search = train::search_rate(prepared.task, prepared.dataset, fresh, *run, trainer_options);
-    if (!search.finished) stopped();
+    const train::RateSearch search =
+        train::search_rate(prepared.task, prepared.dataset, fresh, run.get(), trainer_options);
+    if (!search.finished) return stopped();
     prepared.model = fresh();
-    std::filesystem::remove(initial);
     prepared.task.options.lr = search.best;
-    ordered_json chosen = train::to_json(prepared.task);
-    chosen["lr_search"] = true;
-    run->write("config.json", chosen);
-    report.on_start("learning rate " + number_text(search.best, "%g") + " did best; training on all images");
+    if (first) {
+      std::filesystem::remove(initial);
+      ordered_json chosen = train::to_json(prepared.task);
+      chosen["lr_search"] = true;
+      run->write("config.json", chosen);
+    }
+    trainer_options.listener->on_start("learning rate " + number_text(search.best, "%g") +
+                                       " did best; training on all images");
   }
   train::Trainer trainer(prepared.task, prepared.dataset, prepared.model, run.get(), trainer_options);
   if (resuming) trainer.resume();
   const train::Outcome outcome = trainer.train();
-  if (!outcome.finished) stopped();
+  if (!outcome.finished) return stopped();
   report.finish();
-  print_outcome(outcome, folder, arguments.json);
+  processes->leave();
+  if (first) print_outcome(outcome, folder, arguments.json);
+}
+
+}  // namespace
+
+void run_training(const CLI::App& verb, const std::string& command, const TrainingArguments& arguments,
+                  const std::string& default_recipe) {
+  const train::Launch launch = train::find_launch();
+  std::unique_ptr<train::Processes> processes;
+  try {
+    train_together(verb, command, arguments, default_recipe, launch, processes);
+  } catch (const Stopped&) {
+    throw;
+  } catch (const std::exception& error) {
+    if (!launch.several()) throw;
+    // As a rule all fail alike, and the first one, which ends the others, speaks for them.
+    const int code = dynamic_cast<const Usage*>(&error) != nullptr ? kWrongUsage : kFailed;
+    if (launch.rank > 0) std::this_thread::sleep_for(std::chrono::seconds(2));
+    note("violin " + command + ": " + process_name(launch) + ": " + error.what());
+    if (processes) processes->abort(code);
+    std::_Exit(code);
+  }
 }
 
 }  // namespace violin::cli

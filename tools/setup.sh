@@ -38,6 +38,8 @@ libcli11-dev|have_header CLI/CLI.hpp|needed
 nlohmann-json3-dev|have_header nlohmann/json.hpp|needed
 libgtest-dev|have_header gtest/gtest.h|needed
 libwebp-dev|have_header webp/decode.h|wanted
+libopenmpi-dev|have_mpi|wanted
+openmpi-bin|have_command mpirun|wanted
 ccache|have_command ccache|wanted
 clang-format-19|have_command clang-format-19|wanted
 clang-tidy-19|have_command clang-tidy-19|lint
@@ -45,6 +47,7 @@ clang-19|have_command clang-19|wanted
 libclang-rt-19-dev|have_fuzzer|wanted
 LIST
 }
+have_mpi() { have_command mpicxx || have_header mpi.h; }
 have_fuzzer() { compgen -G '/usr/lib/llvm-19/lib/clang/19/lib/linux/libclang_rt.fuzzer-*.a' >/dev/null; }
 # A usable environment already, or the module that makes one.
 have_venv() { [ -x .venv/bin/python ] || [ -x "${VIOLIN_PYTHON:-}" ] || python3 -c 'import ensurepip, venv' 2>/dev/null; }

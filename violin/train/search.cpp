@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "violin/train/distributed.h"
+
 namespace violin::train {
 
 const std::vector<double>& candidate_rates() {
@@ -10,11 +12,15 @@ const std::vector<double>& candidate_rates() {
 }
 
 RateSearch search_rate(const Task& task, const data::Dataset& dataset, const std::function<nn::Model()>& fresh,
-                       RunFolder& run, const TrainerOptions& options) {
+                       RunFolder* run, const TrainerOptions& options) {
   constexpr double kShare = 0.2;
   RateSearch search;
-  if (std::filesystem::exists(run.path() / "lr_search.json")) {
-    for (const nlohmann::json& trial : read_json_file(run.path() / "lr_search.json").at("trials"))
+  std::string known_trials;
+  if (run != nullptr && std::filesystem::exists(run->path() / "lr_search.json"))
+    known_trials = read_json_file(run->path() / "lr_search.json").dump();
+  if (options.processes != nullptr) broadcast_text(*options.processes, known_trials);
+  if (!known_trials.empty()) {
+    for (const nlohmann::json& trial : nlohmann::json::parse(known_trials).at("trials"))
       search.trials.push_back({trial.at("lr"), trial.at("top1"), trial.at("loss")});
   }
   data::Dataset part = dataset;
@@ -37,7 +43,7 @@ RateSearch search_rate(const Task& task, const data::Dataset& dataset, const std
     nlohmann::ordered_json json = {{"trials", nlohmann::ordered_json::array()}};
     for (const RateTrial& done : search.trials)
       json["trials"].push_back({{"lr", done.lr}, {"top1", done.top1}, {"loss", done.loss}});
-    run.write("lr_search.json", json);
+    if (run != nullptr) run->write("lr_search.json", json);
   }
   const RateTrial* best = &search.trials.front();
   for (const RateTrial& trial : search.trials)

@@ -6,8 +6,10 @@
 //   schedule.h    learning rates and parameter groups
 //   loss.h        losses, metrics, averages of weights
 //   run_folder.h  what a run writes
+//   distributed.h several processes, over MPI or NCCL
 #pragma once
 
+#include "violin/train/distributed.h"
 #include "violin/train/evaluate.h"
 #include "violin/train/options.h"
 #include "violin/train/run_folder.h"

@@ -11,6 +11,7 @@
 #include "violin/checkpoint/safetensors.h"
 #include "violin/data/file.h"
 #include "violin/error.h"
+#include "violin/train/distributed.h"
 #include "violin/version.h"
 
 namespace violin::train {
@@ -70,6 +71,7 @@ Trainer::Trainer(Task task, data::Dataset dataset, nn::Model model, RunFolder* r
   choose_trainable(*model_, o.train_what);
   model_->to(options_.device);
   model_->train();
+  share_weights(*model_);
 
   data::SamplerOptions sampling;
   sampling.seed = o.seed;
@@ -78,8 +80,8 @@ Trainer::Trainer(Task task, data::Dataset dataset, nn::Model model, RunFolder* r
   sampling.batch = own_batch_;
   sampling.rank = processes().rank();
   sampling.world = world;
-  // Fewer images than a batch: one smaller batch per epoch.
-  sampling.drop_last = dataset_.train.size() >= o.batch_size;
+  // Fewer images than a batch: one smaller batch per epoch. Several processes must have equal shares of it.
+  sampling.drop_last = dataset_.train.size() >= o.batch_size || world > 1;
   sampler_ = std::make_unique<data::Sampler>(dataset_.train.size(), sampling, dataset_.train.labels());
   batches_ = sampler_->batches();
 
@@ -94,6 +96,7 @@ Trainer::Trainer(Task task, data::Dataset dataset, nn::Model model, RunFolder* r
   const data::TrainOptions augmentation = train_transform(o, task_.preprocessing, first);
   loader_ =
       std::make_unique<data::Loader>(dataset_.train, std::make_shared<data::TrainTransform>(augmentation), loading);
+  feed_ = std::make_unique<DeviceFeed>(*loader_, options_.device);
 
   data::MixupOptions mixing;
   mixing.mixup = o.mixup;
@@ -120,8 +123,8 @@ Trainer::Trainer(Task task, data::Dataset dataset, nn::Model model, RunFolder* r
   }
   optimizer_ = std::make_unique<AdamW>(parameter_groups(*model_, o), o);
   std::vector<at::Tensor> watched;
-  for (const Group& group : optimizer_->groups())
-    watched.insert(watched.end(), group.parameters.begin(), group.parameters.end());
+  for (const at::Tensor& parameter : model_->parameters())
+    if (parameter.requires_grad()) watched.push_back(parameter);
   processes().watch(watched);
   if (o.ema > 0) {
     const torch::NoGradGuard no_grad;
@@ -143,6 +146,25 @@ Processes& Trainer::processes() const {
   return options_.processes != nullptr ? *options_.processes : const_cast<Processes&>(alone_);
 }
 
+// Everybody gets the first one's.
+void Trainer::share_weights(nn::VisionTransformer& model) const {
+  if (processes().world() == 1) return;
+  const torch::NoGradGuard no_grad;
+  for (const auto& [name, tensor] : nn::state(model)) {
+    at::Tensor values = tensor.detach();
+    processes().broadcast(values);
+  }
+}
+
+// Dropout draws from torch's generators: other numbers in every process, the first one's as if it were alone.
+void Trainer::seed_generators() {
+  constexpr std::uint64_t kApart = 0x9E3779B97F4A7C15;
+  const auto rank = static_cast<std::uint64_t>(processes().rank()), step = static_cast<std::uint64_t>(state_.step);
+  const std::uint64_t seed = task_.options.seed + kApart * (rank == 0 ? 0 : rank + (step << 20U));
+  generator(at::kCPU).set_current_seed(seed);
+  if (options_.device.is_cuda()) generator(options_.device).set_current_seed(seed);
+}
+
 double Trainer::seconds_now() const {
   return state_.seconds + since(start_);
 }
@@ -162,7 +184,9 @@ double Trainer::rate_at(std::int64_t step) const {
 // Uniform numbers [2*depth, own], each drawn for a sample's place in the whole batch.
 at::Tensor Trainer::drop_draws(std::int64_t own) const {
   const std::int64_t rows = 2 * task_.model.depth, world = processes().world(), rank = processes().rank();
-  const at::Tensor draws = at::empty({rows, own}, at::kFloat);
+  // From page-locked memory a GPU copies without stopping this thread.
+  const at::Tensor draws =
+      at::empty({rows, own}, at::TensorOptions(at::kFloat).pinned_memory(options_.device.is_cuda()));
   auto* values = draws.mutable_data_ptr<float>();
   for (std::int64_t i = 0; i < own; ++i) {
     data::Random random(task_.options.seed, data::Purpose::kDepth, {state_.step, i * world + rank});
@@ -206,7 +230,7 @@ void Trainer::step(const data::Batch& batch) {
     targets = mixup_->apply(images, labels, state_.epoch, number);
   }
   const bool drops = o.drop_path > 0;
-  const at::Tensor draws = drops ? drop_draws(batch.size()).to(options_.device) : at::Tensor();
+  const at::Tensor draws = drops ? drop_draws(batch.size()).to(options_.device, /*non_blocking=*/true) : at::Tensor();
   optimizer_->clear_gradients();
   at::Tensor loss;
   try {
@@ -214,6 +238,7 @@ void Trainer::step(const data::Batch& batch) {
   } catch (const c10::Error& error) {
     if (!out_of_memory(error)) throw;
     images = at::Tensor();
+    processes().cancel();
     explain_memory(error.what_without_backtrace(), batch.size());
   }
   processes().gradients_done();
@@ -230,18 +255,27 @@ void Trainer::step(const data::Batch& batch) {
   }
   loss_sum_ += loss.to(at::kDouble) * static_cast<double>(batch.size());
   norm_sum_ += norm.to(at::kDouble);
-  state_.seen += batch.size();
+  state_.seen += batch.size() * processes().world();
   if (o.ema > 0) update_average(average_, averaged_, o.ema);
   ++state_.step;
   ++state_.batch;
   ++steps_now_;
 }
 
-void Trainer::collect() {
+Trainer::Wishes Trainer::own_wishes() const {
+  Wishes wishes;
+  wishes.stop = options_.stop != nullptr && options_.stop->load();
+  wishes.save = run_ != nullptr && task_.options.save_minutes > 0 && since(saved_) > 60 * task_.options.save_minutes;
+  return wishes;
+}
+
+Trainer::Wishes Trainer::collect(Wishes wishes) {
   at::Tensor sums = at::stack({loss_sum_, norm_sum_, bad_.to(at::kDouble)});
-  if (processes().world() > 1) processes().sum(sums);
+  if (processes().world() > 1) {
+    sums = at::cat({sums, at::tensor({wishes.stop ? 1.0 : 0.0, wishes.save ? 1.0 : 0.0}, sums.options())});
+    processes().sum(sums);
+  }
   sums = sums.to(at::kCPU);
-  const auto world = static_cast<double>(processes().world());
   const double bad = sums[2].item<double>();
   if (bad > 0) {
     throw Error("the loss or its gradient is no longer finite in epoch " + std::to_string(state_.epoch + 1) +
@@ -250,10 +284,12 @@ void Trainer::collect() {
                 "Lower the learning rate (--lr " + ordered_json(task_.options.peak_lr() / 4).dump() +
                 "), clip gradients (--clip-grad 1) or take --precision fp32");
   }
-  state_.loss_sum += sums[0].item<double>() / world;
-  state_.norm_sum += sums[1].item<double>() / world;
+  state_.loss_sum += sums[0].item<double>();
+  state_.norm_sum += sums[1].item<double>() / static_cast<double>(processes().world());
   loss_sum_.zero_();
   norm_sum_.zero_();
+  if (sums.numel() == 3) return wishes;
+  return {.stop = sums[3].item<double>() > 0, .save = sums[4].item<double>() > 0};
 }
 
 void Trainer::explain_memory(const std::string& reason, std::int64_t batch) {
@@ -279,24 +315,32 @@ void Trainer::explain_memory(const std::string& reason, std::int64_t batch) {
   const std::string line = reason.substr(0, reason.find('\n'));
   if (fits < 1 || tried <= 1) throw Error("not even one image fits into memory: " + line);
   throw Error("a pass of " + std::to_string(tried) + " images does not fit into memory, " + std::to_string(fits) +
-              " do: take --batch-size " + std::to_string(fits) + ", or --accumulate " +
+              " do: take --batch-size " + std::to_string(fits * processes().world()) + ", or --accumulate " +
               std::to_string((batch + fits - 1) / fits) + " for the same batch in several passes");
 }
 
 bool Trainer::train_epoch() {
   const std::int64_t epoch = state_.epoch;
   loader_->start(sampler_->epoch(epoch), own_batch_, epoch, state_.batch);
+  feed_->restart();
   const auto begin = Clock::now();
   std::int64_t images = 0;
   const auto record = [&] {
     state_.train_seconds += since(begin);
     state_.trained_images += images * processes().world();
   };
-  while (std::optional<data::Batch> batch = loader_->next()) {
+  while (std::optional<data::Batch> batch = feed_->next()) {
     step(*batch);
     images += batch->size();
     const bool last = state_.batch >= batches_;
-    if (options_.device.is_cpu() || state_.step % kCollectSteps == 0 || last) collect();
+    // Several processes act on wishes in the same step: where they collect anyway.
+    Wishes wishes = own_wishes();
+    if (options_.device.is_cpu() || state_.step % kCollectSteps == 0 || last) {
+      wishes = collect(wishes);
+    } else if (processes().world() > 1) {
+      wishes = {};
+    }
+    stop_wished_ = wishes.stop;
     if (options_.listener != nullptr) {
       const auto seen = static_cast<double>(std::max<std::int64_t>(state_.seen, 1));
       options_.listener->on_step({epoch, task_.options.epochs, state_.batch, batches_,
@@ -310,23 +354,15 @@ bool Trainer::train_epoch() {
                  {"lr", rate_at(state_.step - 1)},
                  {"train_loss", state_.loss_sum / static_cast<double>(state_.seen)}});
     }
-    double stop = (options_.stop != nullptr && options_.stop->load()) ||
-                          (options_.stop_after_steps > 0 && steps_now_ >= options_.stop_after_steps)
-                      ? 1
-                      : 0;
-    if (processes().world() > 1) {
-      at::Tensor asked = at::full({}, stop, loss_sum_.options());
-      processes().sum(asked);
-      stop = asked.item<double>();
-    }
-    if (stop > 0 && !last) {
+    const bool enough = options_.stop_after_steps > 0 && steps_now_ >= options_.stop_after_steps;
+    if ((wishes.stop || enough) && !last) {
       record();
-      collect();
+      collect({});
       save();
       return false;
     }
-    if (run_ != nullptr && task_.options.save_minutes > 0 && !last && since(saved_) > 60 * task_.options.save_minutes) {
-      collect();
+    if (wishes.save && !last) {
+      collect({});
       save();
     }
   }
@@ -419,8 +455,7 @@ void Trainer::save() {
   });
 }
 
-void Trainer::resume() {
-  if (run_ == nullptr || !run_->has_checkpoint()) return;  // stopped before the first one: from the start
+std::string Trainer::read_checkpoint() {
   const std::filesystem::path folder = run_->last();
   checkpoint::LoadOptions load;
   load.config = task_.model;
@@ -442,7 +477,23 @@ void Trainer::resume() {
     for (const checkpoint::NamedRef& entry : file.list())
       if (entry.name == "generator.cuda") generator(options_.device).set_state(file.tensor(entry.name).clone());
   }
-  const nlohmann::json state = read_json_file(folder / "state.json");
+  return read_json_file(folder / "state.json").dump();
+}
+
+void Trainer::resume() {
+  // Stopped before the first checkpoint: from the start.
+  if (!first_says(processes(), run_ != nullptr && run_->has_checkpoint())) return;
+  std::string text = processes().first() ? read_checkpoint() : "";
+  const nlohmann::json state = [&] {
+    broadcast_text(processes(), text);
+    return nlohmann::json::parse(text);
+  }();
+  if (processes().world() > 1) {
+    const torch::NoGradGuard no_grad;
+    share_weights(*model_);
+    for (auto& [name, tensor] : optimizer_->state()) processes().broadcast(tensor);
+    for (at::Tensor& tensor : average_) processes().broadcast(tensor);
+  }
   try {
     state_.epoch = state.at("epoch");
     state_.batch = state.at("batch");
@@ -456,10 +507,11 @@ void Trainer::resume() {
     state_.train_seconds = state.at("train_seconds");
     state_.trained_images = state.at("trained_images");
     train_loss_ = state.at("train_loss");
-    if (processes().first()) run_->truncate_log(state.at("log_bytes"));
+    if (run_ != nullptr) run_->truncate_log(state.at("log_bytes"));
   } catch (const nlohmann::json::exception&) {
-    throw Error("'" + (folder / "state.json").string() + "' is not the state of a run");
+    throw Error("state.json of the checkpoint is not the state of a run");
   }
+  if (!processes().first()) seed_generators();  // the first one's were in the checkpoint
 }
 
 Outcome Trainer::train() {
@@ -467,8 +519,7 @@ Outcome Trainer::train() {
   const Options& o = task_.options;
   if (state_.step == 0) {
     // Fresh draws for dropout, whatever happened in this process before.
-    generator(at::kCPU).set_current_seed(o.seed);
-    if (options_.device.is_cuda()) generator(options_.device).set_current_seed(o.seed);
+    seed_generators();
     save();
   }
   Outcome outcome;
@@ -479,7 +530,8 @@ Outcome Trainer::train() {
       break;
     }
     // A signal that came with the last step of an epoch.
-    if (options_.stop != nullptr && options_.stop->load() && state_.epoch < o.epochs) {
+    const bool alone = processes().world() == 1;
+    if ((alone ? own_wishes().stop : stop_wished_) && state_.epoch < o.epochs) {
       outcome.finished = false;
       break;
     }
@@ -501,10 +553,16 @@ Outcome Trainer::train() {
     evaluating.on_bad_image = data::parse_on_bad_image(o.on_bad_image);
     if (options_.listener != nullptr) options_.listener->on_evaluation(dataset_.test.size());
     nn::Model tested = model_;
-    if (run_ != nullptr && std::filesystem::exists(run_->best_weights())) {
-      checkpoint::LoadOptions load;
-      load.device = options_.device;
-      tested = checkpoint::load_model(run_->best_weights(), load).model;
+    if (first_says(processes(), run_ != nullptr && std::filesystem::exists(run_->best_weights()))) {
+      if (run_ != nullptr) {
+        checkpoint::LoadOptions load;
+        load.device = options_.device;
+        tested = checkpoint::load_model(run_->best_weights(), load).model;
+      } else {
+        tested = std::make_shared<nn::VisionTransformer>(task_.model, o.seed);
+        tested->to(options_.device);
+      }
+      share_weights(*tested);
     }
     outcome.test = evaluate(*tested, dataset_.test, task_.preprocessing, evaluating, false, &processes()).metrics;
   }

@@ -16,6 +16,7 @@
 #include "violin/data/mixup.h"
 #include "violin/nn/precision.h"
 #include "violin/train/adamw.h"
+#include "violin/train/device_feed.h"
 #include "violin/train/evaluate.h"
 #include "violin/train/processes.h"
 #include "violin/train/run_folder.h"
@@ -74,7 +75,8 @@ struct Outcome {
 
 class Trainer {
  public:
-  // `run` may be null: nothing is written then.
+  // `run` may be null: nothing is written then. Of several processes the first alone has one; the others get from it
+  // what it reads there.
   Trainer(Task task, data::Dataset dataset, nn::Model model, RunFolder* run, const TrainerOptions& options);
   ~Trainer();
 
@@ -90,7 +92,7 @@ class Trainer {
     std::int64_t batch = 0;  // of the epoch, the next one
     std::int64_t step = 0;   // of all epochs
     double loss_sum = 0;     // of this epoch
-    std::int64_t seen = 0;
+    std::int64_t seen = 0;   // of this epoch, images of all processes
     double norm_sum = 0;
     double best_top1 = -1;
     std::int64_t best_epoch = -1;
@@ -104,7 +106,17 @@ class Trainer {
                               const at::Tensor& draws);
   at::Tensor drop_draws(std::int64_t own) const;
   void end_epoch(double epoch_seconds, std::int64_t epoch_images);
-  void collect();  // device-side sums into state_; throws where a step was not finite
+  // What a process wants done after a step; with several, what any of them wants.
+  struct Wishes {
+    bool stop = false;
+    bool save = false;
+  };
+  Wishes own_wishes() const;
+  // Device-side sums of all processes into state_, and their wishes into one; throws where a step was not finite.
+  Wishes collect(Wishes wishes);
+  void seed_generators();
+  void share_weights(nn::VisionTransformer& model) const;
+  std::string read_checkpoint();  // returns its state.json
   void save();
   void save_weights(const std::filesystem::path& path, nn::VisionTransformer& model) const;
   void write_card(const Outcome& outcome) const;
@@ -123,6 +135,7 @@ class Trainer {
   nn::Precision precision_;
   std::unique_ptr<data::Sampler> sampler_;
   std::unique_ptr<data::Loader> loader_;
+  std::unique_ptr<DeviceFeed> feed_;
   std::unique_ptr<Evaluator> evaluator_;
   std::unique_ptr<data::Mixup> mixup_;
   std::unique_ptr<AdamW> optimizer_;
@@ -130,6 +143,7 @@ class Trainer {
   std::vector<at::Tensor> average_, averaged_;  // EMA and what it follows
   at::Tensor class_weights_;
   at::Tensor loss_sum_, norm_sum_, bad_;  // on the device since the last collect()
+  bool stop_wished_ = false;              // by any process, in the last step
   std::int64_t steps_now_ = 0;            // of this call
   std::size_t reported_bad_ = 0;
   State state_;
