@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/bench_data.h"
+#include "cli/bench_model.h"
 #include "cli/common.h"
 #include "violin/ops/path.h"
 
@@ -138,6 +139,7 @@ void add_bench(CLI::App& app) {
   attention->add_flag("--json", options->json, "One JSON document on stdout");
   attention->callback([options] { run_attention(*options); });
   add_bench_data(*verb);
+  add_bench_model(*verb);
 }
 
 }  // namespace violin::cli
