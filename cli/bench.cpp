@@ -124,6 +124,7 @@ void run_attention(Options options) {
 
 void add_bench(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("bench", "Measure against peers on this machine");
+  verb->group("Verbs");
   verb->require_subcommand(1);
   CLI::App* attention = verb->add_subcommand("attention", "Attention with and without a mask against torch's own");
   auto options = std::make_shared<Options>();

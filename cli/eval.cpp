@@ -170,6 +170,7 @@ void evaluate_weights(const Options& options) {
 
 void add_eval(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("eval", "Accuracy of weights on labelled images");
+  verb->group("Verbs");
   const auto options = std::make_shared<Options>();
   verb->add_option("weights", options->weights, "Weights file or folder of a run")
       ->required()

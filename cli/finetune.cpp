@@ -7,6 +7,7 @@ namespace violin::cli {
 
 void add_finetune(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("finetune", "Adapt trained weights to a folder of images");
+  verb->group("Verbs");
   const auto arguments = std::make_shared<TrainingArguments>();
   add_training_options(*verb, arguments, true);
   verb->footer(

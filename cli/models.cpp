@@ -75,6 +75,7 @@ void models(const Options& options) {
 
 void add_models(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("models", "List the models that are known by name, with their costs");
+  verb->group("Verbs");
   const auto options = std::make_shared<Options>();
   verb->add_option("filter", options->filter, "Only names with this in them")->type_name("TEXT");
   verb->add_option("--img-size", options->img_size, "Cost at this size instead of the model's own")->type_name("N|HxW");

@@ -102,6 +102,7 @@ void predict(const Options& options) {
 
 void add_predict(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("predict", "Classes of images");
+  verb->group("Verbs");
   const auto options = std::make_shared<Options>();
   verb->add_option("weights", options->weights, "Weights file or folder of a run")
       ->required()

@@ -449,6 +449,7 @@ void write_report(const Options& options) {
 
 void add_report(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("report", "Write a page about a run, or about several side by side");
+  verb->group("Verbs");
   const auto options = std::make_shared<Options>();
   verb->add_option("runs", options->runs, "Folders of runs")->required()->type_name("RUN…");
   verb->add_option("--out", options->out, "The page (default: report.html in the run; for several, here)")

@@ -7,6 +7,7 @@ namespace violin::cli {
 
 void add_train(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("train", "Train a model on a folder of images, from scratch");
+  verb->group("Verbs");
   const auto arguments = std::make_shared<TrainingArguments>();
   add_training_options(*verb, arguments, false);
   verb->footer(R"(Examples:
