@@ -12,6 +12,7 @@
 #include "cli/bench_data.h"
 #include "cli/bench_model.h"
 #include "cli/common.h"
+#include "violin/number_text.h"
 #include "violin/ops/path.h"
 
 namespace violin::cli {
@@ -25,14 +26,8 @@ struct Options {
   bool json = false;
 };
 
-std::string format(const char* pattern, double value) {
-  char text[64];
-  std::snprintf(text, sizeof(text), pattern, value);
-  return text;
-}
-
 std::string times(double ratio) {
-  return std::isnan(ratio) ? "-" : format("%.2fx", ratio);
+  return std::isnan(ratio) ? "-" : number_text(ratio, "%.2fx");
 }
 
 std::string milliseconds(const bench::Timing& time) {
@@ -60,7 +55,7 @@ void print_table(const bench::AttentionResult& result) {
           times(result.both_ratio("formula", "violin gain")) + " forward + backward\n");
   }
   print("  memory beyond inputs, tables and results, forward + backward with gain: " +
-        format("%.1f MiB\n", result.extra_memory / (1024 * 1024)));
+        number_text(result.extra_memory / (1024 * 1024), "%.1f MiB\n"));
   std::fflush(stdout);
 }
 
@@ -114,9 +109,9 @@ void run_attention(Options options) {
         {"mask", to_json(mask.mask)}, {"attention", to_json(mask.attention)}, {"ratio", mask.ratio}};
     print(document.dump(2) + "\n");
   } else {
-    print("\ndecay_mask, 8 curves, 12 heads, 14x14: " + format("%.3f ms, ", mask.mask.median * 1e3) +
-          format("%.2f%% of the attention at batch 64 ", mask.ratio * 100) +
-          format("(%.2f ms)\n", mask.attention.median * 1e3));
+    print("\ndecay_mask, 8 curves, 12 heads, 14x14: " + number_text(mask.mask.median * 1e3, "%.3f ms, ") +
+          number_text(mask.ratio * 100, "%.2f%% of the attention at batch 64 ") +
+          number_text(mask.attention.median * 1e3, "(%.2f ms)\n"));
   }
 }
 

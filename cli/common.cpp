@@ -50,6 +50,21 @@ void print(std::string_view text) {
   }
 }
 
+std::vector<std::int64_t> parse_integers(std::string_view option, std::string_view text) {
+  std::vector<std::int64_t> result;
+  for (std::string_view left = text; !text.empty();) {
+    const std::string_view item = left.substr(0, left.find(','));
+    std::int64_t number = 0;
+    const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), number);
+    if (error != std::errc() || end != item.data() + item.size())
+      throw Usage(std::string(option) + " '" + std::string(text) + "': expected numbers separated by commas");
+    result.push_back(number);
+    if (item.size() == left.size()) break;
+    left.remove_prefix(item.size() + 1);
+  }
+  return result;
+}
+
 void note(std::string_view text) {
   std::fprintf(stderr, "%s\n", one_line(text).c_str());
 }

@@ -42,6 +42,9 @@ auto argument(std::string_view option, const Parse& parse) {
   }
 }
 
+// "0,3,-1"; nothing for an empty text. Throws Usage that names the option.
+std::vector<std::int64_t> parse_integers(std::string_view option, std::string_view text);
+
 // To stdout; throws violin::Error when it cannot be written. A note goes to stderr as one line.
 void print(std::string_view text);
 void note(std::string_view text);

@@ -2,7 +2,6 @@
 
 #include <torch/torch.h>
 
-#include <charconv>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -39,20 +38,13 @@ std::vector<std::int64_t> parse_blocks(const std::string& text, std::int64_t dep
     for (std::int64_t i = 0; i < depth; ++i) blocks.push_back(i);
     return blocks;
   }
-  std::string_view left = text;
-  for (;;) {
-    const std::string_view item = left.substr(0, left.find(','));
-    std::int64_t block = 0;
-    const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), block);
-    if (error != std::errc() || end != item.data() + item.size())
-      throw Usage("--blocks '" + text + "': expected numbers separated by commas, or all");
+  for (std::int64_t block : parse_integers("--blocks", text)) {
     if (block < 0) block += depth;
     if (block < 0 || block >= depth)
       throw Usage("--blocks '" + text + "': the model has blocks 0 to " + std::to_string(depth - 1));
     if (std::find(blocks.begin(), blocks.end(), block) == blocks.end()) blocks.push_back(block);
-    if (item.size() == left.size()) return blocks;
-    left.remove_prefix(item.size() + 1);
   }
+  return blocks;
 }
 
 // Collects what a model says about batches of images.

@@ -16,6 +16,7 @@
 #include "cli/weights.h"
 #include "violin/checkpoint/message.h"
 #include "violin/nn/mask.h"
+#include "violin/number_text.h"
 #include "violin/viz/decay_chart.h"
 #include "violin/viz/terminal.h"
 
@@ -153,20 +154,14 @@ Inspected inspect(const Options& options) {
   return result;
 }
 
-std::string format(const char* pattern, double value) {
-  char text[48];
-  std::snprintf(text, sizeof text, pattern, value);
-  return text;
-}
-
 std::string size_text(double bytes) {
-  if (bytes >= 1e9) return format("%.2f GB", bytes / 1e9);
-  if (bytes >= 1e6) return format("%.1f MB", bytes / 1e6);
-  return format("%.1f kB", bytes / 1e3);
+  if (bytes >= 1e9) return number_text(bytes / 1e9, "%.2f GB");
+  if (bytes >= 1e6) return number_text(bytes / 1e6, "%.1f MB");
+  return number_text(bytes / 1e3, "%.1f kB");
 }
 
 std::string count_text(double count) {
-  if (count >= 1e6) return format("%.2f M", count / 1e6);
+  if (count >= 1e6) return number_text(count / 1e6, "%.2f M");
   return std::to_string(static_cast<std::int64_t>(count));
 }
 
@@ -196,7 +191,7 @@ std::string architecture_line(const checkpoint::Architecture& architecture) {
 
 std::string mask_line(const nn::MaskConfig& mask) {
   std::string text = "curves " + (mask.curves.empty() ? std::string("none") : mask.curves) + ", strategy " +
-                     mask.strategy + ", decay " + (mask.decay ? format("%.6g", *mask.decay) : "learned");
+                     mask.strategy + ", decay " + (mask.decay ? number_text(*mask.decay, "%.6g") : "learned");
   if (mask.uses_rate()) text += " (rate)";
   text += mask.alpha ? ", alpha" : ", no alpha";
   if (mask.curve_weights) text += ", curve weights";
@@ -226,7 +221,7 @@ void print_masks(const Masks& masks, bool full) {
         std::vector<std::string> row = {std::to_string(layer.block) + "." + std::to_string(h)};
         for (std::int64_t c = 0; c < static_cast<std::int64_t>(masks.curves.size()); ++c)
           row.push_back(gamma_text(value_of(layer.log_gamma, c, h)));
-        if (alphas) row.push_back(format("%.4f", layer.alpha[h].item<double>()));
+        if (alphas) row.push_back(number_text(layer.alpha[h].item<double>(), "%.4f"));
         rows.push_back(std::move(row));
       }
     }
@@ -246,7 +241,7 @@ void print_masks(const Masks& masks, bool full) {
     if (decays) gamma_cells(row, layer.log_gamma);
     if (alphas) {
       const Range alpha = range(layer.alpha);
-      for (const double value : {alpha.low, alpha.mean, alpha.high}) row.push_back(format("%.4f", value));
+      for (const double value : {alpha.low, alpha.mean, alpha.high}) row.push_back(number_text(value, "%.4f"));
     }
     rows.push_back(std::move(row));
   }
@@ -417,10 +412,10 @@ void time_loading(const Options& options) {
                                {"peak_bytes", memory},    {"peak_over_file", memory / size}};
     return print(json.dump() + "\n");
   }
-  print("load  " + format("%.1f ms", loading * 1e3) + ", " + format("%.2f", loading / reading) +
-        " times as long as reading the " + size_text(size) + " from the cache (" + format("%.1f ms", reading * 1e3) +
-        ", medians of " + std::to_string(kRepeats) + ")\npeak  " + size_text(memory) + ", " +
-        format("%.2f", memory / size) + " times the file\n");
+  print("load  " + number_text(loading * 1e3, "%.1f ms") + ", " + number_text(loading / reading, "%.2f") +
+        " times as long as reading the " + size_text(size) + " from the cache (" +
+        number_text(reading * 1e3, "%.1f ms") + ", medians of " + std::to_string(kRepeats) + ")\npeak  " +
+        size_text(memory) + ", " + number_text(memory / size, "%.2f") + " times the file\n");
 }
 
 void run_inspect(const Options& options) {

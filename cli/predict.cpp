@@ -9,6 +9,7 @@
 #include "cli/weights.h"
 #include "violin/data/dataset.h"
 #include "violin/data/loader.h"
+#include "violin/number_text.h"
 #include "violin/predict/attention_map.h"
 #include "violin/predict/predictor.h"
 #include "violin/viz/attention_sheet.h"
@@ -69,16 +70,13 @@ void predict(const Options& options) {
       text += names[i] + "\n";
       for (const Guess& guess : guesses[i]) {
         classes.push_back({{"name", guess.name}, {"probability", guess.probability}});
-        std::array<char, 32> share{};
-        std::snprintf(share.data(), share.size(), "  %6.2f%%  ", 100 * guess.probability);
-        text += share.data() + guess.name + "\n";
+        text += number_text(100 * guess.probability, "  %6.2f%%  ") + guess.name + "\n";
       }
       list.push_back({{"image", names[i]}, {"classes", classes}});
       if (!options.attention.empty()) {
-        std::array<char, 32> share{};
-        std::snprintf(share.data(), share.size(), " %.0f%%", 100 * guesses[i].front().probability);
         sheet.push_back({images[i], attention_map(*model, predictor.prepare(images[i]), options.block),
-                         std::filesystem::path(names[i]).filename().string(), guesses[i].front().name + share.data()});
+                         std::filesystem::path(names[i]).filename().string(),
+                         guesses[i].front().name + number_text(100 * guesses[i].front().probability, " %.0f%%")});
         // What the model saw is what the map lies on.
         sheet.back().image = data::eval_pixels(images[i], predictor.preprocessing());
       }

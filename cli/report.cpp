@@ -14,6 +14,7 @@
 #include "violin/checkpoint/model_file.h"
 #include "violin/curves/curves.h"
 #include "violin/data/file.h"
+#include "violin/number_text.h"
 #include "violin/predict/attention_map.h"
 #include "violin/train/evaluate.h"
 #include "violin/train/run_folder.h"
@@ -45,12 +46,6 @@ struct Options {
   bool json = false;
   ComputeOptions compute;
 };
-
-std::string number(double value, const char* format) {
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), format, value);
-  return text.data();
-}
 
 // A number that may be missing, or null because it was not finite.
 std::optional<double> logged(const json& line, const char* key) {
@@ -173,7 +168,7 @@ viz::Scene masks_of(const nn::VisionTransformer& model, const viz::MaskMeans& me
     const float* own = mask.const_data_ptr<float>() + head.head * patches * patches;
     const double x = kMargin + kLabel + static_cast<double>(column) * (kSide + kGap);
     text(x, kTop - 24, "layer " + std::to_string(head.block) + ", head " + std::to_string(head.head), viz::kInk, true);
-    text(x, kTop - 9, "mean " + number(head.reach, "%.2f"), viz::kSoftInk);
+    text(x, kTop - 9, "mean " + number_text(head.reach, "%.2f"), viz::kSoftInk);
     for (std::size_t row = 0; row < cells.size(); ++row) {
       Image image(grid.width, grid.height);
       const float* values = own + cells[row] * patches;
@@ -231,7 +226,7 @@ void add_predictions(viz::RunReport& report, nn::VisionTransformer& model, const
   progress.finish();
   report.confusion = evaluation.metrics.confusion;
   report.predicted = std::to_string(evaluation.metrics.images) + " images of " + split + ", of which " +
-                     number(evaluation.metrics.top1, "%.2f%%") + " are named right";
+                     number_text(evaluation.metrics.top1, "%.2f%%") + " are named right";
   const at::Tensor probabilities = at::softmax(evaluation.logits.to(at::kDouble), 1);
   const at::Tensor surest = std::get<0>(probabilities.max(1)), guesses = probabilities.argmax(1);
   std::vector<std::int64_t> order(evaluation.indices.size());
@@ -257,7 +252,7 @@ std::string mask_text(const std::optional<nn::MaskConfig>& mask) {
   if (!mask) return "none";
   const std::string curves = mask->curves == "violin" ? "the eight curves below" : mask->curves;
   return (curves.empty() ? "no curves, alpha alone" : curves) + "; strategy " + mask->strategy + ", decay " +
-         (mask->decay ? number(*mask->decay, "%g") + " (fixed)" : "learned") + ", started as " + mask->init;
+         (mask->decay ? number_text(*mask->decay, "%g") + " (fixed)" : "learned") + ", started as " + mask->init;
 }
 
 viz::RunReport collect(const fs::path& folder, const Options& options, const Compute& compute, bool many) {
@@ -291,7 +286,7 @@ viz::RunReport collect(const fs::path& folder, const Options& options, const Com
     if (const std::optional<double> top1 = logged(measured, "top1")) {
       score.test_top1 = top1;
       score.test_images = static_cast<std::int64_t>(logged(measured, "images").value_or(0));
-      test = number(*top1, "%.2f%%") + " on " + std::to_string(score.test_images) + " images";
+      test = number_text(*top1, "%.2f%%") + " on " + std::to_string(score.test_images) + " images";
     }
   } else {
     report.notes.push_back("This run has not finished: " + std::to_string(report.epochs.size()) + " of " +
@@ -305,17 +300,17 @@ viz::RunReport collect(const fs::path& folder, const Options& options, const Com
                     " blocks, " + std::to_string(task.model.num_heads) + " heads, patches of " +
                     nn::to_string(task.model.patch_size) + " pixels, images of " +
                     std::to_string(task.preprocessing.size) + " px"},
-      {"parameters", number(static_cast<double>(cost.parameters) / 1e6, "%.2f million") + ", of the mask " +
+      {"parameters", number_text(static_cast<double>(cost.parameters) / 1e6, "%.2f million") + ", of the mask " +
                          std::to_string(cost.mask_parameters)},
       {"mask", mask_text(task.model.violin)},
       {"data", task.data.filename().string() + ", " + std::to_string(task.classes.size()) + " classes"},
       {"started from", task.weights.empty() ? "scratch" : task.weights.filename().string()},
       {"recipe", task.options.recipe + ", " + std::to_string(task.options.epochs) + " epochs, batch " +
                      std::to_string(task.options.batch_size) + ", learning rate " +
-                     number(task.options.peak_lr(), "%.3g") + ", seed " + std::to_string(task.options.seed)},
-      {"validation top-1", score.val_top1 ? number(*score.val_top1, "%.2f%%") + " in the best epoch" : "–"},
+                     number_text(task.options.peak_lr(), "%.3g") + ", seed " + std::to_string(task.options.seed)},
+      {"validation top-1", score.val_top1 ? number_text(*score.val_top1, "%.2f%%") + " in the best epoch" : "–"},
       {"test top-1", test},
-      {"speed", number(score.images_per_second, "%.0f training images/s")}};
+      {"speed", number_text(score.images_per_second, "%.0f training images/s")}};
   add_options(report, "", config.at("options"));
   add_options(report, "model.", config.at("model"));
 
@@ -390,7 +385,7 @@ std::string summary(const std::vector<viz::RunScore>& runs, const std::vector<vi
   for (const viz::RunGroup& group : groups)
     rows.push_back({group.name, std::to_string(group.members.size()), viz::to_string(group.test),
                     group.reference ? "" : viz::to_string(group.difference, true), viz::to_string(group.val),
-                    std::to_string(group.parameters), number(group.images_per_second, "%.0f")});
+                    std::to_string(group.parameters), number_text(group.images_per_second, "%.0f")});
   const auto columns = [](const std::string& text) {
     return std::count_if(text.begin(), text.end(),
                          [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; });

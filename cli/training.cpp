@@ -17,6 +17,7 @@
 #include "cli/weights.h"
 #include "violin/checkpoint/model_file.h"
 #include "violin/nn/vit.h"
+#include "violin/number_text.h"
 #include "violin/train/distributed.h"
 #include "violin/train/search.h"
 #include "violin/train/trainer.h"
@@ -38,27 +39,6 @@ extern "C" void request_stop(int signal) {
 std::string option_name(std::string name) {
   std::replace(name.begin(), name.end(), '_', '-');
   return "--" + name;
-}
-
-std::string number_text(double value, const char* format) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), format, value);
-  return text.data();
-}
-
-std::vector<std::int64_t> parse_list(const std::string& option, const std::string& text) {
-  std::vector<std::int64_t> result;
-  std::string_view left = text;
-  while (!left.empty()) {
-    const std::string_view item = left.substr(0, left.find(','));
-    std::int64_t number = 0;
-    const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), number);
-    if (error != std::errc() || end != item.data() + item.size())
-      throw Usage(option + " '" + text + "': expected numbers separated by commas");
-    result.push_back(number);
-    left.remove_prefix(std::min(left.size(), item.size() + 1));
-  }
-  return result;
 }
 
 // One bar over all images of the run, a line per epoch above it.
@@ -159,8 +139,8 @@ nn::MaskConfig mask_of(const TrainingArguments& arguments, const std::string& de
   mask.curve_weights = arguments.curve_weights;
   mask.learned_prefix_decay = arguments.prefix_decay;
   mask.decay_per_axis = arguments.decay_per_axis;
-  mask.blocks = parse_list("--mask-blocks", arguments.blocks);
-  mask.heads = parse_list("--mask-heads", arguments.heads);
+  mask.blocks = parse_integers("--mask-blocks", arguments.blocks);
+  mask.heads = parse_integers("--mask-heads", arguments.heads);
   argument("", [&] { return nn::check(mask), 0; });
   return mask;
 }
@@ -168,10 +148,6 @@ nn::MaskConfig mask_of(const TrainingArguments& arguments, const std::string& de
 bool mask_options_given(const TrainingArguments& a) {
   return a.curves || a.strategy || a.init || a.parameterisation || a.decay || a.no_alpha || a.curve_weights ||
          a.prefix_decay || a.decay_per_axis || !a.blocks.empty() || !a.heads.empty();
-}
-
-ordered_json metrics_json(const train::Metrics& metrics) {
-  return {{"images", metrics.images}, {"top1", metrics.top1}, {"top5", metrics.top5}, {"loss", metrics.loss}};
 }
 
 void print_outcome(const train::Outcome& outcome, const std::filesystem::path& run, bool as_json) {
@@ -184,8 +160,8 @@ void print_outcome(const train::Outcome& outcome, const std::filesystem::path& r
       object["best_epoch"] = outcome.best_epoch + 1;
       object["best_top1"] = outcome.best_top1;
     }
-    if (outcome.val) object["val"] = metrics_json(*outcome.val);
-    if (outcome.test) object["test"] = metrics_json(*outcome.test);
+    if (outcome.val) object["val"] = train::to_json(*outcome.val);
+    if (outcome.test) object["test"] = train::to_json(*outcome.test);
     object["images_per_second"] = outcome.images_per_second;
     object["seconds"] = outcome.seconds;
     print(object.dump(2) + "\n");

@@ -9,6 +9,7 @@
 #include "violin/curves/curves.h"
 #include "violin/curves/text.h"
 #include "violin/error.h"
+#include "violin/nn/json_text.h"
 #include "violin/ops/strategies.h"
 
 namespace violin::nn {
@@ -30,11 +31,6 @@ void require(bool good, const std::string& field, const std::string& came, const
 void one_of(const std::string& field, const std::string& value, const std::vector<std::string>& choices) {
   if (std::find(choices.begin(), choices.end(), value) == choices.end())
     reject(field, curves::quoted(value), "one of " + curves::joined(choices));
-}
-
-std::string shown(const json& value) {
-  const std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
-  return text.size() > 60 ? text.substr(0, 57) + "..." : text;
 }
 
 // One reader per type of field; each throws with the field's name.

@@ -3,30 +3,11 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <numeric>
 
+#include "violin/curves/text.h"
 #include "violin/error.h"
 
 namespace violin::ops {
-namespace {
-
-// Insertions, deletions and replacements between two names.
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = row[0];
-    row[0] = i;
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
-    }
-  }
-  return row.back();
-}
-
-}  // namespace
 
 const std::vector<std::string>& strategy_names() {
   static const std::vector<std::string> names = {"mul_v1", "mul_v2", "add_v1", "mul_after_sm", "add_after_sm", "log"};
@@ -41,13 +22,9 @@ Strategy parse_strategy(std::string_view name) {
   const std::vector<std::string>& names = strategy_names();
   const auto found = std::find(names.begin(), names.end(), name);
   if (found != names.end()) return static_cast<Strategy>(found - names.begin());
-  const auto nearest = std::min_element(names.begin(), names.end(), [&](const auto& a, const auto& b) {
-    return edit_distance(name, a) < edit_distance(name, b);
-  });
-  std::string all;
-  for (const std::string& known : names) all += (all.empty() ? "" : ", ") + known;
-  throw Error("unknown masking strategy '" + std::string(name) + "'; did you mean '" + *nearest + "'? There are " +
-              all);
+  const std::string nearest = curves::nearest_word(name, names);
+  throw Error("unknown masking strategy '" + std::string(name) + "'" +
+              (nearest.empty() ? "." : "; did you mean '" + nearest + "'?") + " There are " + curves::joined(names));
 }
 
 bool wants_log_mask(Strategy strategy) {

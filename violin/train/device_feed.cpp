@@ -25,11 +25,10 @@ std::optional<DeviceFeed::Copied> DeviceFeed::fetch() {
   std::optional<data::Batch> batch = loader_.next();
   if (!batch) return std::nullopt;
   Copied copied;
-  copied.pinned_images = batch->images;
-  copied.pinned_labels = batch->labels.pin_memory();
   const c10::StreamGuard guard(*side_);
-  batch->images = copied.pinned_images.to(device_, /*non_blocking=*/true);
-  batch->labels = copied.pinned_labels.to(device_, /*non_blocking=*/true);
+  // Torch does not give page-locked memory to anybody else before the copy out of it is done.
+  batch->images = batch->images.to(device_, /*non_blocking=*/true);
+  batch->labels = batch->labels.pin_memory().to(device_, /*non_blocking=*/true);
   copied.ready = std::make_unique<c10::Event>(device_.type());
   copied.ready->record(*side_);
   copied.batch = std::move(*batch);
@@ -47,8 +46,6 @@ std::optional<data::Batch> DeviceFeed::next() {
   // The memory belongs to the side stream; it is not given to another batch before this one's work is done.
   copied.batch.images.record_stream(stream);
   copied.batch.labels.record_stream(stream);
-  last_images_ = copied.pinned_images;
-  last_labels_ = copied.pinned_labels;
   ahead_ = fetch();
   return std::move(copied.batch);
 }

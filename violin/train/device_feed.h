@@ -24,7 +24,6 @@ class DeviceFeed {
   struct Copied {
     data::Batch batch;
     std::unique_ptr<c10::Event> ready;
-    at::Tensor pinned_images, pinned_labels;  // must outlive the copy
   };
   std::optional<Copied> fetch();
 
@@ -33,7 +32,6 @@ class DeviceFeed {
   std::optional<c10::Stream> side_;
   std::optional<Copied> ahead_;
   bool primed_ = false;
-  at::Tensor last_images_, last_labels_;  // of the batch that was handed out
 };
 
 }  // namespace violin::train

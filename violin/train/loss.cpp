@@ -1,6 +1,7 @@
 #include "violin/train/loss.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 namespace violin::train {
 namespace {
@@ -23,6 +24,10 @@ at::Tensor soft_target_loss(const at::Tensor& logits, const at::Tensor& targets,
 at::Tensor label_loss(const at::Tensor& logits, const at::Tensor& labels, double smoothing, const at::Tensor& weights) {
   const std::optional<at::Tensor> weight = weights.defined() ? std::optional(weights) : std::nullopt;
   return at::cross_entropy_loss(wide(logits), labels, weight, at::Reduction::Mean, -100, smoothing);
+}
+
+nlohmann::ordered_json to_json(const Metrics& metrics) {
+  return {{"images", metrics.images}, {"top1", metrics.top1}, {"top5", metrics.top5}, {"loss", metrics.loss}};
 }
 
 void MetricsSum::add(const at::Tensor& logits, const at::Tensor& labels) {

@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <vector>
 
 namespace violin::train {
@@ -27,6 +28,9 @@ struct Metrics {
 
   double images_per_second() const { return seconds > 0 ? static_cast<double>(images) / seconds : 0; }
 };
+
+// {"images":…,"top1":…,"top5":…,"loss":…}
+nlohmann::ordered_json to_json(const Metrics& metrics);
 
 // Adds up batches; numbers stay on their device until result().
 class MetricsSum {

@@ -6,11 +6,13 @@
 
 #include "violin/curves/text.h"
 #include "violin/error.h"
+#include "violin/nn/json_text.h"
 
 namespace violin::train {
 namespace {
 
 using nlohmann::json;
+using nn::shown;
 
 struct Recipe {
   const char* name;
@@ -51,11 +53,6 @@ const Recipe& find(std::string_view name) {
   const std::string nearest = curves::nearest_word(name, recipe_names());
   throw Error("unknown recipe " + curves::quoted(name) + (nearest.empty() ? "" : "; did you mean '" + nearest + "'?") +
               " There are " + curves::joined(recipe_names()));
-}
-
-std::string shown(const json& value) {
-  const std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
-  return text.size() > 60 ? text.substr(0, 57) + "..." : text;
 }
 
 template <class T>

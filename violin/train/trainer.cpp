@@ -1,6 +1,5 @@
 #include "violin/train/trainer.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -8,11 +7,9 @@
 #include <nlohmann/json.hpp>
 
 #include "violin/checkpoint/model_file.h"
-#include "violin/checkpoint/safetensors.h"
-#include "violin/data/file.h"
 #include "violin/error.h"
 #include "violin/train/distributed.h"
-#include "violin/version.h"
+#include "violin/train/model_card.h"
 
 namespace violin::train {
 namespace {
@@ -42,14 +39,6 @@ Image first_readable(const data::SampleSet& set, data::OnBadImage policy) {
       if (policy == data::OnBadImage::kFatal || i + 1 >= set.size()) throw;
     }
   }
-}
-
-at::Generator generator(c10::Device device) {
-  return at::globalContext().defaultGenerator(device);
-}
-
-ordered_json metrics_json(const Metrics& metrics) {
-  return {{"images", metrics.images}, {"loss", metrics.loss}, {"top1", metrics.top1}, {"top5", metrics.top5}};
 }
 
 }  // namespace
@@ -108,12 +97,7 @@ Trainer::Trainer(Task task, data::Dataset dataset, nn::Model model, RunFolder* r
   mixup_ = std::make_unique<data::Mixup>(mixing);
 
   if (!dataset_.val.empty()) {
-    EvaluateOptions evaluating;
-    evaluating.batch_size = std::max<std::int64_t>(1, own_batch_ / o.accumulate);
-    evaluating.workers = options_.workers;
-    evaluating.device = options_.device;
-    evaluating.precision = precision_;
-    evaluating.on_bad_image = loading.on_bad_image;
+    EvaluateOptions evaluating = evaluate_options();
     evaluating.cache_bytes = (o.cache_mb << 20) / 4;
     evaluator_ = std::make_unique<Evaluator>(dataset_.val, task_.preprocessing, evaluating, &processes());
   }
@@ -142,6 +126,16 @@ Trainer::Trainer(Task task, data::Dataset dataset, nn::Model model, RunFolder* r
 
 Trainer::~Trainer() = default;
 
+EvaluateOptions Trainer::evaluate_options() const {
+  EvaluateOptions evaluating;
+  evaluating.batch_size = std::max<std::int64_t>(1, own_batch_ / task_.options.accumulate);
+  evaluating.workers = options_.workers;
+  evaluating.device = options_.device;
+  evaluating.precision = precision_;
+  evaluating.on_bad_image = data::parse_on_bad_image(task_.options.on_bad_image);
+  return evaluating;
+}
+
 Processes& Trainer::processes() const {
   return options_.processes != nullptr ? *options_.processes : const_cast<Processes&>(alone_);
 }
@@ -154,15 +148,6 @@ void Trainer::share_weights(nn::VisionTransformer& model) const {
     at::Tensor values = tensor.detach();
     processes().broadcast(values);
   }
-}
-
-// Dropout draws from torch's generators: other numbers in every process, the first one's as if it were alone.
-void Trainer::seed_generators() {
-  constexpr std::uint64_t kApart = 0x9E3779B97F4A7C15;
-  const auto rank = static_cast<std::uint64_t>(processes().rank()), step = static_cast<std::uint64_t>(state_.step);
-  const std::uint64_t seed = task_.options.seed + kApart * (rank == 0 ? 0 : rank + (step << 20U));
-  generator(at::kCPU).set_current_seed(seed);
-  if (options_.device.is_cuda()) generator(options_.device).set_current_seed(seed);
 }
 
 double Trainer::seconds_now() const {
@@ -222,8 +207,8 @@ at::Tensor Trainer::forward_backward(const at::Tensor& images, const at::Tensor&
 
 void Trainer::step(const data::Batch& batch) {
   const Options& o = task_.options;
-  at::Tensor images = batch.images.to(options_.device, /*non_blocking=*/true);
-  const at::Tensor labels = batch.labels.to(options_.device, /*non_blocking=*/true);
+  const at::Tensor& images = batch.images;  // on the device
+  const at::Tensor& labels = batch.labels;
   at::Tensor targets;
   if (mixup_->active()) {
     const std::int64_t number = state_.batch * processes().world() + processes().rank();
@@ -237,7 +222,6 @@ void Trainer::step(const data::Batch& batch) {
     loss = forward_backward(images, labels, targets, draws);
   } catch (const c10::Error& error) {
     if (!out_of_memory(error)) throw;
-    images = at::Tensor();
     processes().cancel();
     explain_memory(error.what_without_backtrace(), batch.size());
   }
@@ -422,98 +406,6 @@ void Trainer::end_epoch(double epoch_seconds, std::int64_t epoch_images) {
   save();
 }
 
-void Trainer::save_weights(const std::filesystem::path& path, nn::VisionTransformer& model) const {
-  std::error_code ignored;
-  std::filesystem::create_directories(path.parent_path(), ignored);
-  checkpoint::save_model(path, model, task_.preprocessing, task_.classes);
-}
-
-void Trainer::save() {
-  saved_ = Clock::now();
-  if (run_ == nullptr || !processes().first()) return;
-  run_->replace_last([&](const std::filesystem::path& folder) {
-    save_weights(folder / "model.safetensors", *model_);
-    checkpoint::NamedTensors tensors = optimizer_->state();
-    for (std::size_t i = 0; i < average_.size(); ++i) tensors.emplace_back("ema." + average_names_[i], average_[i]);
-    tensors.emplace_back("generator.cpu", generator(at::kCPU).get_state());
-    if (options_.device.is_cuda()) tensors.emplace_back("generator.cuda", generator(options_.device).get_state());
-    checkpoint::save_safetensors(folder / "optimizer.safetensors", tensors);
-    const ordered_json state = {{"epoch", state_.epoch},
-                                {"batch", state_.batch},
-                                {"step", state_.step},
-                                {"loss_sum", state_.loss_sum},
-                                {"seen", state_.seen},
-                                {"norm_sum", state_.norm_sum},
-                                {"best_top1", state_.best_top1},
-                                {"best_epoch", state_.best_epoch},
-                                {"seconds", seconds_now()},
-                                {"train_seconds", state_.train_seconds},
-                                {"trained_images", state_.trained_images},
-                                {"train_loss", train_loss_},
-                                {"log_bytes", run_->log_bytes()}};
-    write_file_atomically(folder / "state.json", state.dump(2) + "\n");
-  });
-}
-
-std::string Trainer::read_checkpoint() {
-  const std::filesystem::path folder = run_->last();
-  checkpoint::LoadOptions load;
-  load.config = task_.model;
-  const checkpoint::LoadedModel loaded = checkpoint::load_model(folder / "model.safetensors", load);
-  const torch::NoGradGuard no_grad;
-  const auto own = nn::state(*model_);
-  const auto saved = nn::state(*loaded.model);
-  if (own.size() != saved.size()) throw Error("'" + folder.string() + "' holds the weights of another model");
-  for (std::size_t i = 0; i < own.size(); ++i) {
-    if (own[i].first != saved[i].first || own[i].second.sizes() != saved[i].second.sizes())
-      throw Error("'" + folder.string() + "' holds the weights of another model: " + own[i].first);
-    at::Tensor(own[i].second).copy_(saved[i].second);
-  }
-  const checkpoint::TensorFile file = checkpoint::TensorFile::open(folder / "optimizer.safetensors");
-  optimizer_->load(file.tensors());
-  for (std::size_t i = 0; i < average_.size(); ++i) average_[i].copy_(file.tensor("ema." + average_names_[i]));
-  generator(at::kCPU).set_state(file.tensor("generator.cpu").clone());
-  if (options_.device.is_cuda()) {
-    for (const checkpoint::NamedRef& entry : file.list())
-      if (entry.name == "generator.cuda") generator(options_.device).set_state(file.tensor(entry.name).clone());
-  }
-  return read_json_file(folder / "state.json").dump();
-}
-
-void Trainer::resume() {
-  // Stopped before the first checkpoint: from the start.
-  if (!first_says(processes(), run_ != nullptr && run_->has_checkpoint())) return;
-  std::string text = processes().first() ? read_checkpoint() : "";
-  const nlohmann::json state = [&] {
-    broadcast_text(processes(), text);
-    return nlohmann::json::parse(text);
-  }();
-  if (processes().world() > 1) {
-    const torch::NoGradGuard no_grad;
-    share_weights(*model_);
-    for (auto& [name, tensor] : optimizer_->state()) processes().broadcast(tensor);
-    for (at::Tensor& tensor : average_) processes().broadcast(tensor);
-  }
-  try {
-    state_.epoch = state.at("epoch");
-    state_.batch = state.at("batch");
-    state_.step = state.at("step");
-    state_.loss_sum = state.at("loss_sum");
-    state_.seen = state.at("seen");
-    state_.norm_sum = state.at("norm_sum");
-    state_.best_top1 = state.at("best_top1");
-    state_.best_epoch = state.at("best_epoch");
-    state_.seconds = state.at("seconds");
-    state_.train_seconds = state.at("train_seconds");
-    state_.trained_images = state.at("trained_images");
-    train_loss_ = state.at("train_loss");
-    if (run_ != nullptr) run_->truncate_log(state.at("log_bytes"));
-  } catch (const nlohmann::json::exception&) {
-    throw Error("state.json of the checkpoint is not the state of a run");
-  }
-  if (!processes().first()) seed_generators();  // the first one's were in the checkpoint
-}
-
 Outcome Trainer::train() {
   start_ = saved_ = Clock::now();
   const Options& o = task_.options;
@@ -545,12 +437,6 @@ Outcome Trainer::train() {
   outcome.images_per_second =
       state_.train_seconds > 0 ? static_cast<double>(state_.trained_images) / state_.train_seconds : 0;
   if (outcome.finished && !dataset_.test.empty()) {
-    EvaluateOptions evaluating;
-    evaluating.batch_size = std::max<std::int64_t>(1, own_batch_ / o.accumulate);
-    evaluating.workers = options_.workers;
-    evaluating.device = options_.device;
-    evaluating.precision = precision_;
-    evaluating.on_bad_image = data::parse_on_bad_image(o.on_bad_image);
     if (options_.listener != nullptr) options_.listener->on_evaluation(dataset_.test.size());
     nn::Model tested = model_;
     if (first_says(processes(), run_ != nullptr && std::filesystem::exists(run_->best_weights()))) {
@@ -564,7 +450,8 @@ Outcome Trainer::train() {
       }
       share_weights(*tested);
     }
-    outcome.test = evaluate(*tested, dataset_.test, task_.preprocessing, evaluating, false, &processes()).metrics;
+    outcome.test =
+        evaluate(*tested, dataset_.test, task_.preprocessing, evaluate_options(), false, &processes()).metrics;
   }
   outcome.seconds = seconds_now();
   if (run_ != nullptr && processes().first() && outcome.finished) {
@@ -577,45 +464,12 @@ Outcome Trainer::train() {
       result["best_epoch"] = outcome.best_epoch;
       result["best_val_top1"] = outcome.best_top1;
     }
-    if (outcome.val) result["val"] = metrics_json(*outcome.val);
-    if (outcome.test) result["test"] = metrics_json(*outcome.test);
+    if (outcome.val) result["val"] = to_json(*outcome.val);
+    if (outcome.test) result["test"] = to_json(*outcome.test);
     run_->write("result.json", result);
-    write_card(outcome);
+    run_->write_text("README.md", model_card(task_, dataset_, outcome));
   }
   return outcome;
-}
-
-void Trainer::write_card(const Outcome& outcome) const {
-  std::string card = "# " + std::to_string(task_.classes.size()) + "-class image classifier\n\n";
-  const auto line = [&](const std::string& name, const std::string& value) {
-    card += "| " + name + " | " + value + " |\n";
-  };
-  const auto number = [](double value) {
-    std::array<char, 32> text{};
-    std::snprintf(text.data(), text.size(), "%.2f", value);
-    return std::string(text.data());
-  };
-  card += "Trained by `violin " + task_.command + "` (violin " + version() +
-          "). Weights: `best/model.safetensors`, the best epoch on val; `last/model.safetensors`, the last one. They "
-          "carry preprocessing and class names.\n\n| | |\n|---|---|\n";
-  line("data", "`" + task_.data.filename().string() + "`, " + std::to_string(dataset_.train.size()) +
-                   " training images" + (dataset_.held_out ? ", val held out of them" : ""));
-  line("model", "ViT, width " + std::to_string(task_.model.embed_dim) + ", " + std::to_string(task_.model.depth) +
-                    " blocks, " + std::to_string(task_.model.num_heads) + " heads, patch " +
-                    nn::to_string(task_.model.patch_size) + ", " + std::to_string(task_.preprocessing.size) + " px");
-  line("mask", task_.model.violin ? task_.model.violin->curves + ", " + task_.model.violin->strategy + ", init " +
-                                        task_.model.violin->init
-                                  : "none");
-  line("started from", task_.weights.empty() ? "scratch" : "`" + task_.weights.filename().string() + "`");
-  line("recipe", task_.options.recipe + ", " + std::to_string(outcome.epochs) + " epochs, batch " +
-                     std::to_string(task_.options.batch_size) + ", seed " + std::to_string(task_.options.seed));
-  if (outcome.best_epoch >= 0)
-    line("val top-1", number(outcome.best_top1) + "% in epoch " + std::to_string(outcome.best_epoch + 1));
-  if (outcome.test)
-    line("test top-1 / top-5", number(outcome.test->top1) + "% / " + number(outcome.test->top5) + "% on " +
-                                   std::to_string(outcome.test->images) + " images");
-  card += "\nUse it: `violin predict FOLDER image.jpg`. Repeat it: the options are in `config.json`.\n";
-  run_->write_text("README.md", card);
 }
 
 }  // namespace violin::train

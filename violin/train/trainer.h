@@ -119,8 +119,8 @@ class Trainer {
   std::string read_checkpoint();  // returns its state.json
   void save();
   void save_weights(const std::filesystem::path& path, nn::VisionTransformer& model) const;
-  void write_card(const Outcome& outcome) const;
   [[noreturn]] void explain_memory(const std::string& reason, std::int64_t batch);
+  EvaluateOptions evaluate_options() const;
   double seconds_now() const;
   double rate_at(std::int64_t step) const;
   Processes& processes() const;

@@ -1,5 +1,7 @@
 #include "violin/viz/compare.h"
 
+#include "violin/number_text.h"
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -8,12 +10,6 @@
 
 namespace violin::viz {
 namespace {
-
-std::string number(double value, const char* format) {
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), format, value);
-  return text.data();
-}
 
 // "violin" of "violin-10" and "violin-11"; of one run, its name.
 std::string shared_name(const std::vector<RunScore>& runs, const std::vector<std::size_t>& members) {
@@ -56,8 +52,8 @@ Spread spread(const std::vector<double>& values) {
 
 std::string to_string(const Spread& spread, bool with_sign) {
   if (spread.count == 0) return "–";
-  return number(spread.mean, with_sign ? "%+.2f" : "%.2f") +
-         (spread.deviation ? " ± " + number(*spread.deviation, "%.2f") : "");
+  return number_text(spread.mean, with_sign ? "%+.2f" : "%.2f") +
+         (spread.deviation ? " ± " + number_text(*spread.deviation, "%.2f") : "");
 }
 
 std::vector<RunGroup> compare(const std::vector<RunScore>& runs) {

@@ -6,38 +6,33 @@
 #include <cstdio>
 #include <utility>
 
+#include "violin/number_text.h"
+
 namespace violin::viz {
-namespace {
-
-std::string number(double value, const char* format = "%.6g") {
-  std::array<char, 48> text{};
-  std::snprintf(text.data(), text.size(), format, value);
-  return text.data();
+std::string_view entity(char c) {
+  switch (c) {
+    case '&':
+      return "&amp;";
+    case '<':
+      return "&lt;";
+    case '>':
+      return "&gt;";
+    case '"':
+      return "&quot;";
+    default:
+      return "";
+  }
 }
-
-}  // namespace
 
 std::string escape_html(std::string_view text) {
   std::string out;
   for (const char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      case '\'':
-        out += "&#39;";
-        break;
-      default:
-        if (static_cast<unsigned char>(c) >= 0x20 || c == '\n') out += c;
+    if (const std::string_view name = entity(c); !name.empty()) {
+      out += name;
+    } else if (c == '\'') {
+      out += "&#39;";
+    } else if (static_cast<unsigned char>(c) >= 0x20 || c == '\n') {
+      out += c;
     }
   }
   return out;
@@ -123,8 +118,8 @@ std::string Pictures::scene(const Scene& scene, std::string_view description) {
   if (!spend(light.size() + dark.size()))
     return "<p class=\"soft\">A picture is left out here to keep this page small.</p>";
   return "<div class=\"scroll\"><picture><source media=\"(prefers-color-scheme:dark)\" srcset=\"" + dark +
-         "\"><img class=\"scene\" alt=\"" + escape_html(description) + "\" width=\"" + number(scene.width) +
-         "\" height=\"" + number(scene.height) + "\" src=\"" + light + "\"></picture></div>";
+         "\"><img class=\"scene\" alt=\"" + escape_html(description) + "\" width=\"" + number_text(scene.width) +
+         "\" height=\"" + number_text(scene.height) + "\" src=\"" + light + "\"></picture></div>";
 }
 
 std::vector<double> ticks(double low, double high, int wanted, double smallest) {
@@ -163,20 +158,20 @@ std::string line_chart(const LineChart& chart) {
   y1 += margin;
   const auto px = [&](double x) { return kLeft + (x - x0) / (x1 - x0) * (kWidth - kLeft - kRight); };
   const auto py = [&](double y) { return kHeight - kBottom - (y - y0) / (y1 - y0) * (kHeight - kTop - kBottom); };
-  html += "<svg viewBox=\"0 0 " + number(kWidth) + " " + number(kHeight) + "\" role=\"img\" aria-label=\"" +
+  html += "<svg viewBox=\"0 0 " + number_text(kWidth) + " " + number_text(kHeight) + "\" role=\"img\" aria-label=\"" +
           escape_html(chart.title) + "\">";
   for (const double tick : ticks(y0, y1, 5)) {
-    const std::string y = number(py(tick), "%.1f");
-    html += "<line class=\"rule\" x1=\"" + number(kLeft) + "\" x2=\"" + number(kWidth - kRight) + "\" y1=\"" + y +
-            "\" y2=\"" + y + "\"/><text class=\"tick\" text-anchor=\"end\" x=\"" + number(kLeft - 6) + "\" y=\"" +
-            number(py(tick) + 4, "%.1f") + "\">" + number(tick) + chart.unit + "</text>";
+    const std::string y = number_text(py(tick), "%.1f");
+    html += "<line class=\"rule\" x1=\"" + number_text(kLeft) + "\" x2=\"" + number_text(kWidth - kRight) + "\" y1=\"" +
+            y + "\" y2=\"" + y + "\"/><text class=\"tick\" text-anchor=\"end\" x=\"" + number_text(kLeft - 6) +
+            "\" y=\"" + number_text(py(tick) + 4, "%.1f") + "\">" + number_text(tick) + chart.unit + "</text>";
   }
   for (const double tick : ticks(x0, x1, 6, 1)) {
-    html += "<text class=\"tick\" text-anchor=\"middle\" x=\"" + number(px(tick), "%.1f") + "\" y=\"" +
-            number(kHeight - 20) + "\">" + number(tick) + "</text>";
+    html += "<text class=\"tick\" text-anchor=\"middle\" x=\"" + number_text(px(tick), "%.1f") + "\" y=\"" +
+            number_text(kHeight - 20) + "\">" + number_text(tick) + "</text>";
   }
-  html += "<text class=\"tick\" text-anchor=\"end\" x=\"" + number(kWidth - kRight) + "\" y=\"" + number(kHeight - 5) +
-          "\">" + escape_html(chart.x_label) + "</text>";
+  html += "<text class=\"tick\" text-anchor=\"end\" x=\"" + number_text(kWidth - kRight) + "\" y=\"" +
+          number_text(kHeight - 5) + "\">" + escape_html(chart.x_label) + "</text>";
   for (const Series& series : chart.series) {
     const std::size_t stride = std::max<std::size_t>(1, (series.x.size() + kPoints - 1) / kPoints);
     std::string points;
@@ -184,7 +179,7 @@ std::string line_chart(const LineChart& chart) {
     for (std::size_t i = 0; i < series.x.size(); ++i) {
       const bool last = i + 1 == series.x.size();
       if (!std::isfinite(series.y[i]) || (i % stride != 0 && !last)) continue;
-      points += number(px(series.x[i]), "%.1f") + "," + number(py(series.y[i]), "%.1f") + " ";
+      points += number_text(px(series.x[i]), "%.1f") + "," + number_text(py(series.y[i]), "%.1f") + " ";
       ++count;
     }
     const std::string style =
@@ -203,7 +198,8 @@ std::string line_chart(const LineChart& chart) {
     html +=
         "<span class=\"entry\"><span class=\"key c" + std::to_string(series.color % 8) +
         (series.dashed ? " dashed" : "") + "\"></span>" + escape_html(series.name) +
-        (series.y.empty() || !chart.last_values ? "" : " <b>" + number(series.y.back(), "%.4g") + chart.unit + "</b>") +
+        (series.y.empty() || !chart.last_values ? ""
+                                                : " <b>" + number_text(series.y.back(), "%.4g") + chart.unit + "</b>") +
         "</span> ";
   }
   return html + "</p></figure>";

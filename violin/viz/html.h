@@ -11,6 +11,8 @@
 namespace violin::viz {
 
 // For text and for attributes in quotes of either kind.
+// What stands for one of & < > " in markup; empty for other characters.
+std::string_view entity(char c);
 std::string escape_html(std::string_view text);
 std::string base64(const Bytes& bytes);
 

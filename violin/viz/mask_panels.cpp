@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "violin/number_text.h"
 #include "violin/viz/font.h"
 #include "violin/viz/grid_plot.h"
 #include "violin/viz/pictures.h"
@@ -23,13 +24,6 @@ constexpr double kGap = 12;
 constexpr double kGroupGap = 30;
 constexpr double kFooterHeight = 52;
 constexpr double kMaxWidth = 1040;  // of the panels, unless their cells would get too small
-
-// Shortest text that shows the number: 0.98, 0.9996.
-std::string short_number(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.6g", value);
-  return text;
-}
 
 std::string cell_label(const Grid& grid, std::int64_t cell) {
   const std::string frame = grid.is_3d() ? std::to_string(cell / (grid.height * grid.width)) + "," : "";
@@ -140,7 +134,7 @@ Scene mask_panels(const MaskSweep& sweep) {
     const std::int64_t reference = sweep.cells[row % sweep.cells.size()];
     const double middle = y + plot.height() / 2;
     add(Text{.baseline = {kMargin, middle - 3},
-             .text = "γ = " + short_number(sweep.gammas[row / sweep.cells.size()]),
+             .text = "γ = " + number_text(sweep.gammas[row / sweep.cells.size()]),
              .size = 13});
     add(Text{.baseline = {kMargin, middle + 14},
              .text = "at " + cell_label(grid, reference),
@@ -168,7 +162,7 @@ Scene mask_panels(const MaskSweep& sweep) {
   add(Picture{.box = {left, bar_y, bar_width, 10}, .image = color_ramp(mask_color)});
   for (const double part : {0.0, 0.5, 1.0}) {
     add(Text{.baseline = {left + part * bar_width, bar_y + 25},
-             .text = short_number(bottom + part * (1 - bottom)),
+             .text = number_text(bottom + part * (1 - bottom)),
              .size = 12,
              .color = kSoftInk,
              .anchor = Anchor::kMiddle});

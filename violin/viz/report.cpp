@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <map>
 
+#include "violin/number_text.h"
 #include "violin/viz/html.h"
 #include "violin/viz/report_style.h"
 #include "violin/viz/resample.h"
@@ -18,14 +19,8 @@ constexpr std::size_t kMatrixClasses = 30;        // a table with more cells is 
 
 using Rows = std::vector<std::pair<std::string, std::string>>;
 
-std::string number(double value, const char* format) {
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), format, value);
-  return text.data();
-}
-
 std::string percent(const std::optional<double>& value) {
-  return value ? number(*value, "%.2f%%") : "–";
+  return value ? number_text(*value, "%.2f%%") : "–";
 }
 
 std::string thousands(std::int64_t value) {
@@ -100,7 +95,7 @@ class Page {
     html += tile(percent(score.val_top1), "best on validation images") +
             tile(thousands(score.parameters), "parameters") +
             tile(thousands(score.mask_parameters), "of them in the mask") +
-            tile(number(score.images_per_second, "%.0f"), "training images a second") + "</div>";
+            tile(number_text(score.images_per_second, "%.0f"), "training images a second") + "</div>";
     html +=
         notes(run) + heading("h2", "Configuration", "") + table(run.facts) + details("All options", table(run.options));
     html +=
@@ -187,7 +182,7 @@ class Page {
       std::string each;
       for (const std::size_t i : group.members) {
         const RunScore& score = runs_[i].score;
-        if (score.test_top1) each += (each.empty() ? "" : ", ") + number(*score.test_top1, "%.2f");
+        if (score.test_top1) each += (each.empty() ? "" : ", ") + number_text(*score.test_top1, "%.2f");
       }
       html += "<tr><td class=g><span class=\"key c" + std::to_string(g % 8) + "\"></span>" + escape_html(group.name) +
               "</td><td class=n>" + std::to_string(group.members.size()) + "</td><td class=n>" + to_string(group.test) +
@@ -195,7 +190,7 @@ class Page {
               "</td><td class=n>" + (group.reference ? "" : to_string(group.difference, true)) + "</td><td class=n>" +
               to_string(group.val) + (group.val.count > 0 ? "%" : "") + "</td><td class=n>" +
               thousands(group.parameters) + "</td><td class=n>" + thousands(group.mask_parameters) +
-              "</td><td class=n>" + number(group.images_per_second, "%.0f") + "</td></tr>";
+              "</td><td class=n>" + number_text(group.images_per_second, "%.0f") + "</td></tr>";
     }
     html += "</table></div><ul>";
     const std::int64_t images = runs_.front().score.test_images;
@@ -205,7 +200,7 @@ class Page {
       const double share = reference.test.mean / 100;
       html += "<li>" +
               escape_html(thousands(images) + " test images alone leave an accuracy uncertain by about ±" +
-                          number(100 * std::sqrt(share * (1 - share) / static_cast<double>(images)), "%.1f") +
+                          number_text(100 * std::sqrt(share * (1 - share) / static_cast<double>(images)), "%.1f") +
                           " points (one standard error), whatever the seeds say.") +
               "</li>";
     }
@@ -295,8 +290,8 @@ class Page {
         html += "<tr><td>" + std::to_string(chart.blocks[l]) + "</td><td>" + std::to_string(h) + "</td>";
         for (std::size_t c = 0; c < chart.curves.size(); ++c)
           html += "<td class=n>" +
-                  number(std::exp(chart.log_gamma[(l * chart.curves.size() + c) * heads + h]), "%.4f") + "</td>";
-        if (!chart.alpha.empty()) html += "<td class=n>" + number(chart.alpha[l * heads + h], "%.4f") + "</td>";
+                  number_text(std::exp(chart.log_gamma[(l * chart.curves.size() + c) * heads + h]), "%.4f") + "</td>";
+        if (!chart.alpha.empty()) html += "<td class=n>" + number_text(chart.alpha[l * heads + h], "%.4f") + "</td>";
         html += "</tr>";
       }
     }
@@ -367,7 +362,7 @@ class Page {
 
   static std::string answer(const Prediction& p) {
     return "<b class=\"" + std::string(p.right ? "good" : "bad") + "\">" + (p.right ? "✓ " : "✗ ") +
-           escape_html(p.guess) + "</b> " + number(100 * p.probability, "%.0f%%");
+           escape_html(p.guess) + "</b> " + number_text(100 * p.probability, "%.0f%%");
   }
 
   std::string cards(const std::string& title, const std::string& explanation, const std::vector<Prediction>& list) {
@@ -462,10 +457,10 @@ class Page {
           continue;
         }
         html += "<td" + std::string(i == j ? " class=d" : "") +
-                " style=\"--s:" + number(100 * std::sqrt(share(j)) * 0.75, "%.0f%%") + "\">" +
+                " style=\"--s:" + number_text(100 * std::sqrt(share(j)) * 0.75, "%.0f%%") + "\">" +
                 std::to_string(run.confusion[i][j]) + "</td>";
       }
-      html += "<th class=r>" + (sum == 0 ? "–" : number(100 * share(i), "%.0f%%")) + "</th></tr>";
+      html += "<th class=r>" + (sum == 0 ? "–" : number_text(100 * share(i), "%.0f%%")) + "</th></tr>";
     }
     return html + "</table></div>";
   }
