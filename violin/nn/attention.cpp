@@ -56,11 +56,10 @@ at::Tensor Attention::attend(const at::Tensor& packed, const ops::Tables& tables
   return ops::masked_attention(unpacked(packed, 0), unpacked(packed, 1), unpacked(packed, 2), tables).transpose(1, 2);
 }
 
-at::Tensor Attention::forward(const at::Tensor& x, const Size& grid, std::int64_t prefix,
-                              const AttentionRequest* request, at::Tensor* rows) {
+at::Tensor Attention::forward(const at::Tensor& x, const ops::Tables& tables, const AttentionRequest* request,
+                              at::Tensor* rows) {
   const std::int64_t batch = x.size(0), tokens = x.size(1), dim = x.size(2);
   const at::Tensor packed = qkv->forward(x).view({batch, tokens, 3, heads_, dim / heads_});
-  const ops::Tables tables = violin ? violin->tables(grid, prefix) : ops::Tables{};
   if (request != nullptr && rows != nullptr) {
     const torch::NoGradGuard no_grad;
     at::Tensor q = unpacked(packed, 0), k = unpacked(packed, 1), v = unpacked(packed, 2);

@@ -22,10 +22,10 @@ class Attention : public torch::nn::Module {
  public:
   Attention(const ModelConfig& config, std::int64_t block, std::shared_ptr<TableBudget> budget);
 
-  // x [B,P+N,D], N = height*width of the grid. With `request`, `rows` becomes [B,heads,queries,P+N], the weights that
+  // x [B,T,D], tables [h,T,T]. With `request`, `rows` becomes [B,heads,queries,T], the weights that
   // multiply v, computed from the log-sum-exp of the fused path: no map of a whole image is formed.
-  at::Tensor forward(const at::Tensor& x, const Size& grid, std::int64_t prefix,
-                     const AttentionRequest* request = nullptr, at::Tensor* rows = nullptr);
+  at::Tensor forward(const at::Tensor& x, const ops::Tables& tables, const AttentionRequest* request = nullptr,
+                     at::Tensor* rows = nullptr);
 
   // Gives the layer a mask, or takes it away.
   void plug(const MaskConfig& mask, const Size& native, std::shared_ptr<TableBudget> budget);

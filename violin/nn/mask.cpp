@@ -3,8 +3,10 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "violin/curves/curves.h"
 #include "violin/error.h"
@@ -13,7 +15,12 @@
 namespace violin::nn {
 namespace {
 
-constexpr std::size_t kMaxGrids = 16;  // kept per layer
+constexpr std::size_t kMaxGrids = 16;                        // kept per layer
+constexpr std::int64_t kTogether = std::int64_t{256} << 20;  // bytes of tables that layers build in one call
+
+constexpr std::array kMaskParameters = {
+    &MaskParameters::beta,         &MaskParameters::rate,        &MaskParameters::gamma,      &MaskParameters::alpha,
+    &MaskParameters::curve_weight, &MaskParameters::prefix_beta, &MaskParameters::prefix_rate};
 
 // max(rate, 0) whose gradient is that of rate everywhere, so that a decay that starts at the bound can leave it.
 at::Tensor bounded(const at::Tensor& rate) {
@@ -22,6 +29,16 @@ at::Tensor bounded(const at::Tensor& rate) {
 
 at::Tensor in_full(const at::Tensor& parameter) {
   return parameter.scalar_type() == at::kDouble ? parameter : parameter.to(at::kFloat);
+}
+
+ops::MaybeTensor optional(const at::Tensor& tensor) {
+  return tensor.defined() ? ops::MaybeTensor(in_full(tensor)) : std::nullopt;
+}
+
+at::Tensor log_prefix_decay(const MaskParameters& parameters) {
+  if (parameters.prefix_beta.defined()) return at::log_sigmoid(in_full(parameters.prefix_beta));
+  if (parameters.prefix_rate.defined()) return -bounded(in_full(parameters.prefix_rate));
+  return {};
 }
 
 // A table of the masked heads among all heads; the others keep `neutral`, which changes nothing.
@@ -158,10 +175,14 @@ void Mask::initialise(std::uint64_t seed, const std::string& name) {
 }
 
 at::Tensor Mask::log_decay() const {
-  if (gamma.defined()) return in_full(gamma).log();
-  if (beta.defined()) return at::log_sigmoid(in_full(beta));
-  if (!rate.defined()) throw Error("this mask has no curves and so no decay");
-  return -bounded(in_full(rate)) / units_;
+  return log_decay(*this);
+}
+
+at::Tensor Mask::log_decay(const MaskParameters& parameters) const {
+  if (parameters.gamma.defined()) return in_full(parameters.gamma).log();
+  if (parameters.beta.defined()) return at::log_sigmoid(in_full(parameters.beta));
+  if (!parameters.rate.defined()) throw Error("this mask has no curves and so no decay");
+  return -bounded(in_full(parameters.rate)) / units_;
 }
 
 void Mask::set_log_decay(const at::Tensor& log_decay) {
@@ -169,18 +190,6 @@ void Mask::set_log_decay(const at::Tensor& log_decay) {
   if (!rate.defined()) throw Error("only masks with the parameterisation 'rate' take a given decay");
   rate.copy_(-log_decay * units_);
   drop_tables();
-}
-
-at::Tensor Mask::prefix_decay() const {
-  if (prefix_beta.defined()) return at::log_sigmoid(in_full(prefix_beta));
-  if (prefix_rate.defined()) return -bounded(in_full(prefix_rate));
-  return {};
-}
-
-at::Tensor Mask::any_parameter() const {
-  for (const at::Tensor* tensor : {&beta, &rate, &gamma, &alpha})
-    if (tensor->defined()) return *tensor;
-  return {};
 }
 
 at::Tensor Mask::ranks(const Size& grid, const at::Device& device) {
@@ -194,56 +203,60 @@ at::Tensor Mask::ranks(const Size& grid, const at::Device& device) {
 
 at::Tensor Mask::mask(const Size& grid, std::int64_t prefix) {
   const std::lock_guard lock(mutex_);
-  return mask_locked(grid, prefix);
+  return mask_locked(*this, grid, prefix);
 }
 
-at::Tensor Mask::mask_locked(const Size& grid, std::int64_t prefix) {
+at::Tensor Mask::mask_locked(const MaskParameters& parameters, const Size& grid, std::int64_t prefix) {
   const bool log_space = ops::wants_log_mask(strategy_);
   if (names_.empty()) {
     const std::int64_t tokens = prefix + grid.height * grid.width;
-    const at::Tensor like = in_full(any_parameter());
-    return at::full({static_cast<std::int64_t>(heads_.size()), tokens, tokens}, log_space ? 0.0 : 1.0,
-                    like.options().requires_grad(false));
+    const at::Tensor like = in_full(parameters.alpha);
+    return at::full({like.size(0), tokens, tokens}, log_space ? 0.0 : 1.0, like.options().requires_grad(false));
   }
-  const at::Tensor decay = log_decay();
-  const auto optional = [](const at::Tensor& tensor) {
-    return tensor.defined() ? ops::MaybeTensor(tensor) : std::nullopt;
-  };
-  const at::Tensor weight = curve_weight.defined() ? in_full(curve_weight) : at::Tensor();
-  return ops::decay_mask(ranks(grid, decay.device()), decay, optional(weight), prefix, optional(prefix_decay()),
-                         log_space);
+  const at::Tensor decay = log_decay(parameters);
+  return ops::decay_mask(ranks(grid, decay.device()), decay, optional(parameters.curve_weight), prefix,
+                         optional(log_prefix_decay(parameters)), log_space);
 }
 
-ops::Tables Mask::build(const Size& grid, std::int64_t prefix) {
-  const ops::MaybeTensor factor = alpha.defined() ? ops::MaybeTensor(in_full(alpha)) : std::nullopt;
-  ops::Tables tables = ops::compose(strategy_, mask_locked(grid, prefix), factor);
-  tables.gain = spread_heads(tables.gain, heads_, layer_heads_, 1);
-  tables.bias = spread_heads(tables.bias, heads_, layer_heads_, 0);
-  tables.gate = spread_heads(tables.gate, heads_, layer_heads_, 1);
-  tables.after = spread_heads(tables.after, heads_, layer_heads_, 0);
-  return tables;
+std::vector<ops::Tables> Mask::build(const MaskParameters& parameters, std::size_t layers, const Size& grid,
+                                     std::int64_t prefix) {
+  const ops::Tables all = ops::compose(strategy_, mask_locked(parameters, grid, prefix), optional(parameters.alpha));
+  std::vector<ops::Tables> result(layers);
+  const auto give = [&](ops::MaybeTensor ops::Tables::* table, double neutral) {
+    if (!(all.*table)) return;
+    const auto heads = static_cast<std::int64_t>(heads_.size());
+    std::vector<at::Tensor> parts = {*(all.*table)};
+    if (layers > 1) parts = parts[0].split(heads, 0);
+    for (std::size_t i = 0; i < layers; ++i) result[i].*table = spread_heads(parts[i], heads_, layer_heads_, neutral);
+  };
+  give(&ops::Tables::gain, 1);
+  give(&ops::Tables::bias, 0);
+  give(&ops::Tables::gate, 1);
+  give(&ops::Tables::after, 0);
+  return result;
 }
 
 std::vector<std::pair<const void*, std::int64_t>> Mask::state() const {
   std::vector<std::pair<const void*, std::int64_t>> result;
-  for (const at::Tensor* tensor : {&beta, &rate, &gamma, &alpha, &curve_weight, &prefix_beta, &prefix_rate}) {
-    if (!tensor->defined()) continue;
-    const std::int64_t version = tensor->is_inference() ? 0 : static_cast<std::int64_t>(tensor->_version());
-    result.emplace_back(tensor->const_data_ptr(), version);
+  for (const auto parameter : kMaskParameters) {
+    const at::Tensor& tensor = this->*parameter;
+    if (!tensor.defined()) continue;
+    const std::int64_t version = tensor.is_inference() ? 0 : static_cast<std::int64_t>(tensor._version());
+    result.emplace_back(tensor.const_data_ptr(), version);
   }
   return result;
 }
 
 bool Mask::needs_gradient() const {
   if (!at::GradMode::is_enabled()) return false;
-  for (const at::Tensor* tensor : {&beta, &rate, &alpha, &curve_weight, &prefix_beta, &prefix_rate})
-    if (tensor->defined() && tensor->requires_grad()) return true;
-  return false;
+  return std::any_of(kMaskParameters.begin(), kMaskParameters.end(), [this](const auto parameter) {
+    return (this->*parameter).defined() && (this->*parameter).requires_grad();
+  });
 }
 
 ops::Tables Mask::tables(const Size& grid, std::int64_t prefix) {
   const std::lock_guard lock(mutex_);
-  if (!frozen_ && (is_training() || needs_gradient())) return build(grid, prefix);
+  if (builds_per_call()) return build(*this, 1, grid, prefix).front();
   const auto now = state();
   for (auto entry = kept_.begin(); entry != kept_.end(); ++entry) {
     if (entry->grid != grid || entry->prefix != prefix) continue;
@@ -257,7 +270,7 @@ ops::Tables Mask::tables(const Size& grid, std::int64_t prefix) {
   // Ordinary tensors even inside an inference-mode block, so that later calls may use them anywhere.
   const c10::InferenceMode ordinary(false);
   const torch::NoGradGuard no_grad;
-  Kept entry{grid, prefix, now, build(grid, prefix), 0};
+  Kept entry{grid, prefix, now, build(*this, 1, grid, prefix).front(), 0};
   for (const ops::MaybeTensor* table :
        {&entry.tables.gain, &entry.tables.bias, &entry.tables.gate, &entry.tables.after})
     if (*table) entry.bytes += static_cast<std::int64_t>((*table)->nbytes());
@@ -328,6 +341,42 @@ void Mask::to(at::ScalarType dtype, bool non_blocking) {
 void Mask::to(at::Device device, bool non_blocking) {
   torch::nn::Module::to(device, non_blocking);
   moved();
+}
+
+bool Mask::like(const Mask& other) const {
+  return config_ == other.config_ && layer_heads_ == other.layer_heads_ && native_tokens_ == other.native_tokens_;
+}
+
+LayerTables::LayerTables(std::vector<Mask*> masks, const Size& grid, std::int64_t prefix)
+    : masks_(std::move(masks)), grid_(grid), prefix_(prefix) {}
+
+ops::Tables LayerTables::take(std::size_t layer) {
+  if (layer >= begin_ && layer - begin_ < made_.size()) return std::exchange(made_[layer - begin_], {});
+  Mask* first = masks_[layer];
+  if (first == nullptr) return {};
+  // This layer and those behind it that are alike and build tables in this call, as many as go together.
+  std::vector<Mask*> group = {first};
+  const std::int64_t tokens = prefix_ + grid_.height * grid_.width;
+  const std::int64_t bytes = 4 * tokens * tokens * static_cast<std::int64_t>(first->masked_heads().size());
+  if (first->builds_per_call()) {
+    for (std::size_t i = layer + 1; i < masks_.size(); ++i) {
+      const bool fits = static_cast<std::int64_t>(group.size() + 1) * bytes <= kTogether;
+      if (!fits || masks_[i] == nullptr || !masks_[i]->builds_per_call() || !first->like(*masks_[i])) break;
+      group.push_back(masks_[i]);
+    }
+  }
+  if (group.size() == 1) return first->tables(grid_, prefix_);
+  MaskParameters joined;
+  for (const auto parameter : kMaskParameters) {
+    std::vector<at::Tensor> parts;
+    for (const Mask* mask : group)
+      if ((mask->*parameter).defined()) parts.push_back(mask->*parameter);
+    if (!parts.empty()) joined.*parameter = at::cat(parts, -1);
+  }
+  const std::lock_guard lock(first->mutex_);
+  made_ = first->build(joined, group.size(), grid_, prefix_);
+  begin_ = layer;
+  return std::exchange(made_.front(), {});
 }
 
 }  // namespace violin::nn

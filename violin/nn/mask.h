@@ -22,14 +22,17 @@ struct TableBudget {
   std::atomic<std::int64_t> used = 0;
 };
 
-// Parameters (under `blocks.I.attn.violin.`), h counting the heads that have a mask:
+// Under `blocks.I.attn.violin.`, h counting the heads that have a mask; undefined where the configuration does not ask:
 //   beta or rate [C,h], [C,A,h] with a decay per axis; gamma, a buffer, where the decay is fixed
-//   alpha [h], curve_weight [C,h], prefix_beta or prefix_rate [h] where the configuration asks for them
-//
+//   alpha [h], curve_weight [C,h], prefix_beta or prefix_rate [h]
+struct MaskParameters {
+  at::Tensor beta, rate, gamma, alpha, curve_weight, prefix_beta, prefix_rate;
+};
+
 // In training tables are built in each call, with gradients. In evaluation without gradients they are built once per
 // grid and kept until train(), eval(), to(), load or an assignment; the layers of a model share a budget of memory,
 // above which tables are built per call. Calls from several threads are safe in evaluation.
-class Mask : public torch::nn::Module {
+class Mask : public torch::nn::Module, public MaskParameters {
  public:
   // `native`: the model's own grid, which gives `rate` its unit.
   Mask(const MaskConfig& config, std::int64_t heads, const Size& native, std::shared_ptr<TableBudget> budget);
@@ -63,9 +66,8 @@ class Mask : public torch::nn::Module {
   void to(at::ScalarType dtype, bool non_blocking = false) override;
   void to(at::Device device, bool non_blocking = false) override;
 
-  at::Tensor beta, rate, gamma, alpha, curve_weight, prefix_beta, prefix_rate;  // undefined where not used
-
  private:
+  friend class LayerTables;
   struct Kept {
     Size grid;
     std::int64_t prefix;
@@ -73,12 +75,15 @@ class Mask : public torch::nn::Module {
     ops::Tables tables;
     std::int64_t bytes;
   };
-  ops::Tables build(const Size& grid, std::int64_t prefix);
-  at::Tensor mask_locked(const Size& grid, std::int64_t prefix);
+  // Tables of `layers` masks that are all like this one, from their parameters side by side along the heads.
+  std::vector<ops::Tables> build(const MaskParameters& parameters, std::size_t layers, const Size& grid,
+                                 std::int64_t prefix);
+  bool builds_per_call() const { return !frozen_ && (is_training() || needs_gradient()); }
+  bool like(const Mask& other) const;
+  at::Tensor log_decay(const MaskParameters& parameters) const;
+  at::Tensor mask_locked(const MaskParameters& parameters, const Size& grid, std::int64_t prefix);
   at::Tensor ranks(const Size& grid, const at::Device& device);
-  at::Tensor prefix_decay() const;
   void moved();
-  at::Tensor any_parameter() const;
   std::vector<std::pair<const void*, std::int64_t>> state() const;
   bool needs_gradient() const;
   void drop_locked();
@@ -97,6 +102,23 @@ class Mask : public torch::nn::Module {
   std::vector<std::pair<Size, at::Tensor>> ranks_;
   std::shared_ptr<TableBudget> budget_;
   bool frozen_ = false;
+};
+
+// The tables of the layers of a model in one pass through it. Masks that are alike and have to build tables in this
+// call build them together: a few large operations on a device instead of many that are too small for it.
+class LayerTables {
+ public:
+  // One entry per layer, null where it has no mask.
+  LayerTables(std::vector<Mask*> masks, const Size& grid, std::int64_t prefix);
+  // Each layer once, in order; nothing is kept here afterwards.
+  ops::Tables take(std::size_t layer);
+
+ private:
+  std::vector<Mask*> masks_;
+  Size grid_;
+  std::int64_t prefix_;
+  std::size_t begin_ = 0;  // first layer of made_
+  std::vector<ops::Tables> made_;
 };
 
 }  // namespace violin::nn

@@ -50,13 +50,13 @@ Block::Block(const ModelConfig& config, std::int64_t index, std::shared_ptr<Tabl
   if (config.init_values) ls2 = register_module("ls2", std::make_shared<LayerScale>(config.embed_dim));
 }
 
-at::Tensor Block::forward(const at::Tensor& x, const Size& grid, std::int64_t prefix, const at::Tensor& draws,
+at::Tensor Block::forward(const at::Tensor& x, const ops::Tables& tables, const at::Tensor& draws,
                           const AttentionRequest* request, at::Tensor* rows) {
   const auto branch = [&](const at::Tensor& y, const std::shared_ptr<LayerScale>& scale, std::int64_t which) {
     const at::Tensor scaled = scale ? scale->forward(y) : y;
     return draws.defined() ? drop_path(scaled, drop_path_, draws.select(0, which)) : scaled;
   };
-  const at::Tensor middle = x + branch(attn->forward(norm1->forward(x), grid, prefix, request, rows), ls1, 0);
+  const at::Tensor middle = x + branch(attn->forward(norm1->forward(x), tables, request, rows), ls1, 0);
   return middle + branch(mlp->forward(norm2->forward(middle)), ls2, 1);
 }
 
@@ -204,11 +204,14 @@ Observed VisionTransformer::observe(const at::Tensor& images, const Observe& wha
     if (draws.dim() != 2 || draws.size(0) != 2 * config_.depth || draws.size(1) != batch)
       throw Error("draws for drop path do not have the shape [2*depth, batch]");
   }
+  std::vector<Mask*> masks;
+  for (const auto& block : blocks) masks.push_back(block->attn->violin.get());
+  LayerTables tables(std::move(masks), result.grid, prefix);
   for (std::int64_t i = 0; i < config_.depth; ++i) {
     const auto request = what.attention.find(i);
     at::Tensor rows;
     Block& block = *blocks[static_cast<std::size_t>(i)];
-    x = block.forward(x, result.grid, prefix,
+    x = block.forward(x, tables.take(static_cast<std::size_t>(i)),
                       dropping && block.drop_path_rate() > 0 ? draws.narrow(0, 2 * i, 2) : at::Tensor(),
                       request == what.attention.end() ? nullptr : &request->second, &rows);
     if (rows.defined()) result.attention[i] = rows;

@@ -34,7 +34,7 @@ class Block : public torch::nn::Module {
  public:
   Block(const ModelConfig& config, std::int64_t index, std::shared_ptr<TableBudget> budget);
   // draws [2,B], uniform, where drop path is on.
-  at::Tensor forward(const at::Tensor& x, const Size& grid, std::int64_t prefix, const at::Tensor& draws,
+  at::Tensor forward(const at::Tensor& x, const ops::Tables& tables, const at::Tensor& draws,
                      const AttentionRequest* request, at::Tensor* rows);
   double drop_path_rate() const { return drop_path_; }
   void set_drop_path_rate(double rate) { drop_path_ = rate; }
