@@ -1,14 +1,17 @@
 // violin eval: accuracy of weights on labelled images.
 
-#include <charconv>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "cli/common.h"
 #include "cli/compute.h"
 #include "cli/progress.h"
 #include "cli/weights.h"
+#include "violin/data/csv.h"
+#include "violin/number_text.h"
 #include "violin/train/evaluate.h"
+#include "violin/train/predictions.h"
 
 namespace violin::cli {
 namespace {
@@ -22,18 +25,12 @@ struct Options {
   std::int64_t batch = 64;
   std::string resolutions;
   bool per_class = false;
-  std::string confusion;
+  std::string confusion, predictions, against;
   std::string on_bad_image = "skip";
   WeightsOptions model;
   ComputeOptions compute;
   bool json = false;
 };
-
-std::string percent(double value) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.2f%%", value);
-  return text.data();
-}
 
 data::SampleSet chosen_split(const data::Dataset& dataset, const std::string& name, std::string& used) {
   used = name.empty() ? dataset.evaluated_name() : name;
@@ -49,33 +46,19 @@ data::SampleSet chosen_split(const data::Dataset& dataset, const std::string& na
 
 std::vector<std::int64_t> parse_resolutions(const std::string& text, std::int64_t own) {
   if (text.empty()) return {own};
-  std::vector<std::int64_t> result;
-  std::string_view left = text;
-  while (!left.empty()) {
-    const std::string_view item = left.substr(0, left.find(','));
-    std::int64_t number = 0;
-    const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), number);
-    if (error != std::errc() || end != item.data() + item.size() || number < 1 || number > 8192)
-      throw Usage("--resolutions '" + text + "': expected sizes in pixels, separated by commas");
-    result.push_back(number);
-    left.remove_prefix(std::min(left.size(), item.size() + 1));
-  }
-  return result;
+  const std::vector<std::int64_t> sizes = parse_integers("--resolutions", text);
+  for (const std::int64_t size : sizes)
+    if (size < 1 || size > 8192) throw Usage("--resolutions '" + text + "': expected sizes from 1 to 8192 pixels");
+  return sizes;
 }
 
 // One row per label: the counts of each prediction.
 void write_confusion(const std::string& path, const std::vector<std::string>& names, const train::Metrics& metrics) {
-  const auto field = [](const std::string& text) {
-    if (text.find_first_of(",\"\n") == std::string::npos) return text;
-    std::string result = "\"";
-    for (const char c : text) result += c == '"' ? "\"\"" : std::string(1, c);
-    return result + "\"";
-  };
   std::string csv = "label";
-  for (const std::string& name : names) csv += "," + field(name);
+  for (const std::string& name : names) csv += "," + data::csv_field(name);
   csv += "\n";
   for (std::size_t label = 0; label < metrics.confusion.size(); ++label) {
-    csv += field(names[label]);
+    csv += data::csv_field(names[label]);
     for (const std::int64_t count : metrics.confusion[label]) csv += "," + std::to_string(count);
     csv += "\n";
   }
@@ -85,6 +68,9 @@ void write_confusion(const std::string& path, const std::vector<std::string>& na
 void evaluate_weights(const Options& options) {
   if (options.data.empty()) throw Usage("--data is missing: the folder with the images");
   if (options.batch < 1) throw Usage("--batch must be at least 1");
+  // Read first: a mistake here must not cost an evaluation.
+  std::vector<train::Prediction> other;
+  if (!options.against.empty()) other = train::read_predictions(options.against);
   const Compute compute = start_compute(options.compute);
   train::EvaluateOptions settings;
   settings.on_bad_image = argument("--on-bad-image", [&] { return data::parse_on_bad_image(options.on_bad_image); });
@@ -119,7 +105,8 @@ void evaluate_weights(const Options& options) {
     preprocessing.size = size;
     Progress progress("eval " + std::to_string(size) + " px", set.size(), "images");
     settings.progress = [&](std::int64_t images) { progress.advance(images); };
-    train::Evaluation evaluation = train::evaluate(*loaded.model, set, preprocessing, settings);
+    const bool keep = size == sizes.front() && !(options.predictions.empty() && options.against.empty());
+    train::Evaluation evaluation = train::evaluate(*loaded.model, set, preprocessing, settings, keep);
     progress.finish();
     const train::Metrics& metrics = evaluation.metrics;
     if (metrics.images == 0) throw Error("none of the images could be read: " + evaluation.bad_images.front().message);
@@ -146,9 +133,20 @@ void evaluate_weights(const Options& options) {
     if (count == 0) continue;
     const double top1 = 100.0 * static_cast<double>(metrics.confusion[label][label]) / static_cast<double>(count);
     classes.push_back({{"name", names[label]}, {"images", count}, {"top1", top1}});
-    if (options.per_class) text += "  " + percent(top1) + "  " + names[label] + " (" + std::to_string(count) + ")\n";
+    if (options.per_class)
+      text += "  " + number_text(top1, "%.2f%%") + "  " + names[label] + " (" + std::to_string(count) + ")\n";
   }
   if (!options.confusion.empty()) write_confusion(options.confusion, names, metrics);
+  const std::vector<train::Prediction> predictions = train::predictions(own, set, names, settings.columns);
+  if (!options.predictions.empty()) write_file_atomically(options.predictions, train::to_csv(predictions));
+  std::optional<train::Comparison> comparison;
+  if (!options.against.empty()) {
+    comparison = train::compare(predictions, other);
+    text += "against '" + options.against + "': both right " + std::to_string(comparison->both) + ", only this " +
+            std::to_string(comparison->only_first) + ", only the other " + std::to_string(comparison->only_second) +
+            ", neither " + std::to_string(comparison->neither) + "; McNemar's p " + number_text(comparison->p, "%.3g") +
+            "\n";
+  }
   if (!options.json) {
     print(text);
     return;
@@ -163,6 +161,14 @@ void evaluate_weights(const Options& options) {
   if (sizes.size() > 1) object["resolutions"] = rows;
   if (options.per_class) object["classes"] = classes;
   if (!options.confusion.empty()) object["confusion"] = metrics.confusion;
+  if (comparison) {
+    object["against"] = {{"file", options.against},
+                         {"both_right", comparison->both},
+                         {"only_this_right", comparison->only_first},
+                         {"only_other_right", comparison->only_second},
+                         {"neither_right", comparison->neither},
+                         {"mcnemar_p", comparison->p}};
+  }
   print(object.dump(2) + "\n");
 }
 
@@ -182,13 +188,20 @@ void add_eval(CLI::App& app) {
   verb->add_option("--resolutions", options->resolutions, "Evaluate at these sizes in pixels")->type_name("144,224,…");
   verb->add_flag("--per-class", options->per_class, "Accuracy of every class");
   verb->add_option("--confusion", options->confusion, "Write the confusion matrix as CSV")->type_name("FILE");
+  verb->add_option("--predictions", options->predictions, "Write what the model says about each image as CSV")
+      ->type_name("FILE");
+  verb->add_option("--against", options->against,
+                   "Predictions of another model on the same images: who is right where, and McNemar's test")
+      ->type_name("FILE");
   verb->add_option("--on-bad-image", options->on_bad_image, "skip (name and count it) or fatal")->type_name("WHAT");
   verb->add_flag("--json", options->json, "Print JSON");
   add_weights_options(*verb, options->model);
   add_compute_options(*verb, options->compute, Draws::kNone);
   verb->footer(R"(Examples:
   violin eval runs/photos --data photos
-  violin eval deit_small.safetensors --data imagenet/val --resolutions 144,224,384 --json)");
+  violin eval deit_small.safetensors --data imagenet/val --resolutions 144,224,384 --json
+  violin eval runs/vanilla --data photos --predictions vanilla.csv
+  violin eval runs/violin --data photos --against vanilla.csv)");
   verb->callback([options] { evaluate_weights(*options); });
 }
 

@@ -18,6 +18,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
+std::string_view below(const std::filesystem::path& root, std::string_view path) {
+  if (!root.empty() && path.starts_with(root.native())) path.remove_prefix(root.native().size());
+  while (path.starts_with('/')) path.remove_prefix(1);
+  return path;
+}
+
 // FNV-1a: fingerprints tell data sets apart, they are no protection.
 class Fingerprint {
  public:
@@ -192,14 +198,16 @@ SampleSet SampleSet::joined(const SampleSet& other) const {
   return both;
 }
 
+std::string SampleSet::name(std::int64_t index) const {
+  Sample sample = (*this)[index];
+  sample.path = below(root_, sample.path);
+  return sample.name();
+}
+
 std::string SampleSet::fingerprint() const {
   Fingerprint print;
-  const std::string root = root_.string();
   for (const Sample& sample : samples_) {
-    std::string_view path = sample.path;
-    if (!root.empty() && path.starts_with(root)) path.remove_prefix(root.size());
-    while (path.starts_with('/')) path.remove_prefix(1);
-    print.add(path);
+    print.add(below(root_, sample.path));
     print.add(std::to_string(sample.record));
     print.add(std::to_string(sample.label));
   }

@@ -48,6 +48,8 @@ class SampleSet {
   std::int64_t classes() const { return classes_; }
   const std::vector<Sample>& samples() const { return samples_; }
   const Sample& operator[](std::int64_t index) const { return samples_.at(static_cast<std::size_t>(index)); }
+  // Its place below the root, the same wherever the data lie: "test/cat/1.jpg", "test.bin[17]".
+  std::string name(std::int64_t index) const;
 
   Image decode(std::int64_t index) const { return source_->decode((*this)[index]); }
   std::vector<std::int64_t> labels() const;

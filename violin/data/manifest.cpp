@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "violin/data/csv.h"
 #include "violin/data/layouts.h"
 #include "violin/error.h"
 
@@ -23,55 +24,6 @@ struct Entry {
 [[noreturn]] void fail(const fs::path& manifest, std::int64_t line, const std::string& message) {
   throw Error("'" + manifest.string() + "', line " + std::to_string(line) + ": " + message);
 }
-
-// Comma-separated values with quotes as in RFC 4180: a quoted field may hold commas, line ends and doubled quotes.
-class CsvReader {
- public:
-  CsvReader(std::string_view text, const fs::path& name) : text_(text), name_(name) {}
-
-  // False at the end of the file. Empty lines are passed over.
-  bool next(std::vector<std::string>& fields) {
-    while (at_ < text_.size() && (text_[at_] == '\n' || text_[at_] == '\r')) line_ += text_[at_++] == '\n' ? 1 : 0;
-    if (at_ >= text_.size()) return false;
-    fields.clear();
-    begins_ = line_;
-    for (;;) {
-      fields.push_back(field());
-      if (at_ < text_.size() && text_[at_] == ',') {
-        ++at_;
-        continue;
-      }
-      if (at_ < text_.size() && text_[at_] == '\r') ++at_;
-      if (at_ < text_.size() && text_[at_] != '\n') fail(name_, line_, "text after a closing quote");
-      return true;
-    }
-  }
-  std::int64_t line() const { return begins_; }
-
- private:
-  std::string field() {
-    std::string value;
-    if (at_ >= text_.size() || text_[at_] != '"') {
-      while (at_ < text_.size() && text_[at_] != ',' && text_[at_] != '\n' && text_[at_] != '\r') value += text_[at_++];
-      return value;
-    }
-    for (++at_;; ++at_) {
-      if (at_ >= text_.size()) fail(name_, begins_, "a quote is not closed");
-      if (text_[at_] == '"' && (at_ + 1 >= text_.size() || text_[at_ + 1] != '"')) break;
-      if (text_[at_] == '"') ++at_;
-      if (text_[at_] == '\n') ++line_;
-      value += text_[at_];
-    }
-    ++at_;
-    return value;
-  }
-
-  std::string_view text_;
-  const fs::path& name_;
-  std::size_t at_ = 0;
-  std::int64_t line_ = 1;
-  std::int64_t begins_ = 1;
-};
 
 std::string trimmed(std::string text) {
   const auto is_space = [](char c) { return c == ' ' || c == '\t' || c == '\r'; };

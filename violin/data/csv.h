@@ -1,0 +1,35 @@
+// Comma-separated values with quotes as in RFC 4180.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace violin::data {
+
+// A quoted field may hold commas, line ends and doubled quotes. Mistakes are named with `name` and their line.
+class CsvReader {
+ public:
+  CsvReader(std::string_view text, std::filesystem::path name) : text_(text), name_(std::move(name)) {}
+
+  // False at the end of the file. Empty lines are passed over.
+  bool next(std::vector<std::string>& fields);
+  // Of the fields that came last.
+  std::int64_t line() const { return begins_; }
+
+ private:
+  std::string field();
+
+  std::string_view text_;
+  std::filesystem::path name_;
+  std::size_t at_ = 0;
+  std::int64_t line_ = 1;
+  std::int64_t begins_ = 1;
+};
+
+// A field as a file holds it: in quotes where it needs them.
+std::string csv_field(const std::string& text);
+
+}  // namespace violin::data
