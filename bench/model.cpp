@@ -10,9 +10,11 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "bench/trace.h"
 #include "violin/error.h"
 #include "violin/nn/precision.h"
 #include "violin/train/adamw.h"
@@ -38,6 +40,8 @@ class Runner {
   virtual ~Runner() = default;
   virtual double infer() = 0;  // seconds
   virtual double train() = 0;
+  // Of it, until the host had issued the work; 0: unknown.
+  virtual double issued() const { return 0; }
 };
 
 class OwnRunner : public Runner {
@@ -70,6 +74,7 @@ class OwnRunner : public Runner {
       optimizer_->step(1e-4);
     });
   }
+  double issued() const override { return issued_; }
 
  private:
   template <class Work>
@@ -82,6 +87,7 @@ class OwnRunner : public Runner {
                                        options_.bf16 ? nn::Precision::kBf16 : nn::Precision::kFp32);
     const auto start = Clock::now();
     work();
+    issued_ = std::chrono::duration<double>(Clock::now() - start).count();
     wait();
     return std::chrono::duration<double>(Clock::now() - start).count();
   }
@@ -90,6 +96,7 @@ class OwnRunner : public Runner {
   nn::Model model_;
   at::Tensor images_, labels_;
   std::unique_ptr<train::AdamW> optimizer_;
+  double issued_ = 0;
 };
 
 // A process that reads "infer" and "train", one per line, and answers with seconds.
@@ -167,7 +174,7 @@ ModelResult bench_model(const ModelOptions& options, const std::function<void(co
                            double ModelRow::* ratio) {
     say(std::string("measuring ") + what);
     for (const auto& [name, runner] : runners) (runner.get()->*run)();  // warm
-    std::vector<std::vector<double>> times(runners.size()), ratios(runners.size());
+    std::vector<std::vector<double>> times(runners.size()), ratios(runners.size()), issued(runners.size());
     const auto start = Clock::now();
     std::int64_t rounds = 0;
     while (rounds < 3 || std::chrono::duration<double>(Clock::now() - start).count() < options.seconds) {
@@ -176,6 +183,7 @@ ModelResult bench_model(const ModelOptions& options, const std::function<void(co
       for (std::size_t i = 0; i < runners.size(); ++i) {
         const std::size_t who = (i + static_cast<std::size_t>(rounds)) % runners.size();
         now[who] = (runners[who].second.get()->*run)();
+        issued[who].push_back(runners[who].second->issued() * 1e3);
       }
       for (std::size_t i = 0; i < runners.size(); ++i) {
         times[i].push_back(now[i] * 1e3);
@@ -186,11 +194,17 @@ ModelResult bench_model(const ModelOptions& options, const std::function<void(co
     for (std::size_t i = 0; i < runners.size(); ++i) {
       result.rows[i].*milliseconds = median(times[i]);
       result.rows[i].*ratio = median(ratios[i]);
+      result.rows[i].issue_ms = median(issued[i]);  // training is measured last
     }
     return rounds;
   };
   result.infer_rounds = measure("inference", &Runner::infer, &ModelRow::infer_ms, &ModelRow::infer_ratio);
   result.train_rounds = measure("training steps", &Runner::train, &ModelRow::train_ms, &ModelRow::train_ratio);
+  if (!options.trace.empty()) {
+    std::filesystem::create_directories(options.trace);
+    for (const auto& [name, runner] : runners)
+      if (runner->issued() > 0) trace(options.trace + "/" + name + ".json", [&] { runner->train(); });
+  }
   return result;
 }
 

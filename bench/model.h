@@ -20,6 +20,7 @@ struct ModelOptions {
   bool bf16 = false;
   double seconds = 20;    // for each of inference and training
   bool adapters = false;  // also with LoRA and DoRA beside all projections, rank 8
+  std::string trace;      // folder for a trace of one training step of each; empty: none
   std::string peer;       // a command that speaks bench/model_peer.py's protocol; empty: none
 };
 
@@ -27,6 +28,7 @@ struct ModelRow {
   std::string name;
   double infer_ms = 0, train_ms = 0;        // medians
   double infer_ratio = 0, train_ratio = 0;  // to the vanilla twin, medians over rounds
+  double issue_ms = 0;                      // until the host has issued a training step; 0 where nobody says
 };
 
 struct ModelResult {

@@ -19,7 +19,7 @@ struct ModelBench {
   std::string config;
   std::int64_t batch = 8;
   double seconds = 20;
-  std::string peer;
+  std::string peer, trace;
   bool adapters = false;
   ComputeOptions compute;
   bool json = false;
@@ -35,6 +35,7 @@ void run_model(const ModelBench& options) {
   settings.bf16 = compute.precision == nn::Precision::kBf16;
   settings.seconds = options.seconds;
   settings.peer = options.peer;
+  settings.trace = options.trace;
   settings.adapters = options.adapters;
   const bench::ModelResult result = bench::bench_model(settings, [](const std::string& line) { note(line); });
   const std::string name = options.config.empty() ? options.model : options.config;
@@ -50,7 +51,8 @@ void run_model(const ModelBench& options) {
                                   {"infer_ms", row.infer_ms},
                                   {"infer_ratio", row.infer_ratio},
                                   {"train_ms", row.train_ms},
-                                  {"train_ratio", row.train_ratio}});
+                                  {"train_ratio", row.train_ratio},
+                                  {"issue_ms", row.issue_ms}});
     print(document.dump(2) + "\n");
     return;
   }
@@ -60,10 +62,10 @@ void run_model(const ModelBench& options) {
                 static_cast<long long>(options.batch), compute.device.str().c_str(),
                 static_cast<long long>(result.infer_rounds), static_cast<long long>(result.train_rounds));
   std::string text = line.data();
-  text += "            inference               training step\n";
+  text += "            inference               training step       issued after\n";
   for (const bench::ModelRow& row : result.rows) {
-    std::snprintf(line.data(), line.size(), "  %-8s %9.1f  %6.3fx      %9.1f  %6.3fx\n", row.name.c_str(), row.infer_ms,
-                  row.infer_ratio, row.train_ms, row.train_ratio);
+    std::snprintf(line.data(), line.size(), "  %-8s %9.1f  %6.3fx      %9.1f  %6.3fx      %9.1f\n", row.name.c_str(),
+                  row.infer_ms, row.infer_ratio, row.train_ms, row.train_ratio, row.issue_ms);
     text += line.data();
   }
   print(text);
@@ -82,6 +84,8 @@ void add_bench_model(CLI::App& bench) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   verb->add_option("--peer", options->peer, "Also timm's twin: \"python3 bench/model_peer.py\"")->type_name("COMMAND");
+  verb->add_option("--trace", options->trace, "Also a trace of one training step of each, for tools/trace_summary.py")
+      ->type_name("FOLDER");
   verb->add_flag("--adapters", options->adapters, "Also with LoRA and DoRA adapters of rank 8");
   verb->add_flag("--json", options->json, "Print JSON");
   add_compute_options(*verb, options->compute, Draws::kNone);
