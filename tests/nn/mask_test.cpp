@@ -176,6 +176,47 @@ TEST(Mask, EvaluationWithGradientsStillReachesTheMask) {
   EXPECT_TRUE(model.blocks[0]->attn->violin->beta.grad().defined());
 }
 
+// Layers that build their tables in one call: the same tables, and the same gradients, as one by one.
+TEST(Mask, TablesBuiltTogetherAreThoseBuiltOneByOne) {
+  for (const char* strategy : {"mul_v1", "mul_v2", "log", "add_after_sm"}) {
+    nn::MaskConfig mask;
+    mask.strategy = strategy;
+    mask.curves = "violin,manhattan";
+    mask.curve_weights = mask.learned_prefix_decay = true;
+    mask.heads = {1};
+    nn::VisionTransformer model(masked(mask), 2);
+    std::vector<nn::Mask*> masks;
+    for (const auto& block : model.blocks) masks.push_back(block->attn->violin.get());
+    masks.insert(masks.begin() + 1, nullptr);  // a layer without one
+    masks.push_back(masks[0]);
+    const auto gradients = [&](bool together) {
+      for (at::Tensor& parameter : model.parameters()) parameter.mutable_grad() = at::Tensor();
+      nn::LayerTables layers(masks, {3, 4}, 1);
+      std::vector<at::Tensor> result;
+      at::Tensor sum = at::zeros({});
+      for (std::size_t i = 0; i < masks.size(); ++i) {
+        const ops::Tables tables = together              ? layers.take(i)
+                                   : masks[i] == nullptr ? ops::Tables{}
+                                                         : masks[i]->tables({3, 4}, 1);
+        for (const ops::MaybeTensor* table : {&tables.gain, &tables.bias, &tables.after}) {
+          if (!*table) continue;
+          result.push_back(**table);
+          sum = sum + ((*table)->square() * static_cast<double>(i + 1)).sum();
+        }
+      }
+      EXPECT_EQ(result.size(), masks.size() - 1) << strategy;
+      sum.backward();
+      for (const auto& item : model.named_parameters())
+        if (nn::is_mask_parameter(item.key())) result.push_back(item.value().grad());
+      return result;
+    };
+    const std::vector<at::Tensor> one_by_one = gradients(false), together = gradients(true);
+    ASSERT_EQ(one_by_one.size(), together.size());
+    for (std::size_t i = 0; i < together.size(); ++i)
+      EXPECT_LE(relative_error(together[i], one_by_one[i]), 1e-6) << strategy << " " << i;
+  }
+}
+
 TEST(Mask, ChosenBlocksAndHeadsOnly) {
   nn::MaskConfig mask;
   mask.blocks = {1};

@@ -1,13 +1,79 @@
 #include "violin/nn/layers.h"
 
+#include <ATen/autocast_mode.h>
 #include <torch/torch.h>
 
 #include <cmath>
 
 #include "violin/error.h"
+#include "violin/ops/rows.h"
 
 namespace violin::nn {
 namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+// The type that products are computed in: autocast's, or the tensor's own.
+at::ScalarType product_type(const at::Tensor& x) {
+  const at::DeviceType device = x.device().type();
+  return at::autocast::is_autocast_enabled(device) ? at::autocast::get_autocast_dtype(device) : x.scalar_type();
+}
+
+void only_first_derivative(const char* what) {
+  if (at::GradMode::is_enabled())
+    throw Error(std::string("the second derivative of ") + what + " is not implemented on GPUs");
+}
+
+// at::linear on a GPU: gradients of 16-bit products come out of them in the parameters' own precision, without a copy
+// that was rounded first, and the bias gets its from our sums over rows.
+struct LinearFunction : public Function<LinearFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                            const at::Tensor& bias) {
+    const at::Tensor cast = weight.to(x.scalar_type());
+    context->save_for_backward({x, cast});
+    context->saved_data["type"] = weight.scalar_type();
+    return at::linear(x, cast, bias.to(x.scalar_type()));
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    only_first_derivative("a linear layer");
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor &x = saved[0], &weight = saved[1];
+    const at::ScalarType type = context->saved_data["type"].toScalarType();
+    const at::Tensor dy = gradients[0].reshape({-1, weight.size(0)}), rows = x.reshape({-1, weight.size(1)});
+    variable_list result(3);
+    if (context->needs_input_grad(0)) result[0] = dy.mm(weight).view(x.sizes());
+    if (context->needs_input_grad(1))
+      result[1] = x.scalar_type() == type ? dy.t().mm(rows) : at::mm(dy.t(), rows, type);
+    if (context->needs_input_grad(2)) result[2] = ops::column_sums(dy).to(type);
+    return result;
+  }
+};
+
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  const bool own = bias.defined() && bias.is_cuda() && at::GradMode::is_enabled() && bias.requires_grad() &&
+                   bias.scalar_type() == at::kFloat && weight.scalar_type() == at::kFloat && bias.numel() % 4 == 0 &&
+                   ops::has_row_kernels(bias.narrow(0, 0, 4));
+  if (!own) return at::linear(x, weight, bias);
+  return LinearFunction::apply(x.to(product_type(x)), weight, bias);
+}
+
+struct LayerNormFunction : public Function<LayerNormFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                            const at::Tensor& bias, double eps, at::ScalarType type) {
+    const auto [y, mean, rstd] = ops::layer_norm(x, weight, bias, eps, type);
+    context->save_for_backward({x, weight, mean, rstd});
+    return y;
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    only_first_derivative("a layer norm");
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor& weight = saved[1];
+    const auto [dx, dweight, dbias] = ops::layer_norm_backward(gradients[0], saved[0], saved[2], saved[3], weight);
+    return {dx, dweight.to(weight.scalar_type()), dbias.to(weight.scalar_type()), {}, {}};
+  }
+};
 
 at::Tensor uninitialised(at::IntArrayRef sizes) {
   return at::empty(sizes, at::kFloat);
@@ -34,7 +100,7 @@ Linear::Linear(std::int64_t in, std::int64_t out, bool with_bias) {
 }
 
 at::Tensor Linear::forward(const at::Tensor& x) {
-  if (!adapted() || merged()) return at::linear(x, weight, bias);
+  if (!adapted() || merged()) return linear(x, weight, bias);
   const at::Tensor update = at::linear(at::linear(x, lora_A), lora_B);
   if (!lora_magnitude.defined()) return at::add(at::linear(x, weight, bias), update, scaling_);
   const at::Tensor factor = lora_magnitude / row_norms();
@@ -107,8 +173,14 @@ LayerNorm::LayerNorm(std::int64_t dim, double eps) : eps_(eps) {
   bias = register_parameter("bias", uninitialised({dim}));
 }
 
-at::Tensor LayerNorm::forward(const at::Tensor& x) {
-  return at::layer_norm(x, weight.sizes(), weight, bias, eps_);
+at::Tensor LayerNorm::forward(const at::Tensor& x, For next) {
+  if (!ops::has_row_kernels(x) || weight.scalar_type() == at::kDouble)
+    return at::layer_norm(x, weight.sizes(), weight, bias, eps_);
+  // Autocast norms in float32; a product that follows wants 16 bits at once.
+  const bool cast = at::autocast::is_autocast_enabled(at::kCUDA);
+  const at::Tensor wide = cast ? x.to(at::kFloat) : x;
+  return LayerNormFunction::apply(wide, weight, bias, eps_,
+                                  next == For::kProduct ? product_type(wide) : wide.scalar_type());
 }
 
 LayerScale::LayerScale(std::int64_t dim) {
@@ -125,7 +197,14 @@ PatchEmbed::PatchEmbed(const ModelConfig& config)
     : proj_(register_module("proj", std::make_shared<Projection>(config))), patch_(config.patch_size) {}
 
 at::Tensor PatchEmbed::forward(const at::Tensor& images) {
-  return at::conv2d(images, proj_->weight, proj_->bias, {patch_.height, patch_.width}).flatten(2).transpose(1, 2);
+  // One product over all patches; its result is in one piece, which a convolution's would not be.
+  const std::int64_t rows = images.size(2) / patch_.height, columns = images.size(3) / patch_.width;
+  const at::Tensor whole = images.narrow(2, 0, rows * patch_.height).narrow(3, 0, columns * patch_.width);
+  const at::Tensor patches = whole.unflatten(2, {rows, patch_.height})
+                                 .unflatten(4, {columns, patch_.width})
+                                 .permute({0, 2, 4, 1, 3, 5})
+                                 .reshape({images.size(0), rows * columns, -1});
+  return linear(patches, proj_->weight.flatten(1), proj_->bias);
 }
 
 Mlp::Mlp(const ModelConfig& config) : drop_(config.proj_drop_rate) {

@@ -52,8 +52,10 @@ class Linear : public torch::nn::Module {
 
 class LayerNorm : public torch::nn::Module {
  public:
+  // What comes next: a product, which under autocast wants 16 bits, or anything.
+  enum class For { kProduct, kAnything };
   LayerNorm(std::int64_t dim, double eps);
-  at::Tensor forward(const at::Tensor& x);
+  at::Tensor forward(const at::Tensor& x, For next = For::kAnything);
   at::Tensor weight, bias;  // [dim]
 
  private:

@@ -56,8 +56,9 @@ at::Tensor Block::forward(const at::Tensor& x, const ops::Tables& tables, const 
     const at::Tensor scaled = scale ? scale->forward(y) : y;
     return draws.defined() ? drop_path(scaled, drop_path_, draws.select(0, which)) : scaled;
   };
-  const at::Tensor middle = x + branch(attn->forward(norm1->forward(x), tables, request, rows), ls1, 0);
-  return middle + branch(mlp->forward(norm2->forward(middle)), ls2, 1);
+  const at::Tensor middle =
+      x + branch(attn->forward(norm1->forward(x, LayerNorm::For::kProduct), tables, request, rows), ls1, 0);
+  return middle + branch(mlp->forward(norm2->forward(middle, LayerNorm::For::kProduct)), ls2, 1);
 }
 
 VisionTransformer::VisionTransformer(const ModelConfig& config, std::uint64_t seed)

@@ -111,19 +111,6 @@ AttentionBackwardCall make_backward_call(const at::Tensor& dout, const at::Tenso
   return call;
 }
 
-kernels::DType kernel_type(at::ScalarType type) {
-  switch (type) {
-    case at::kDouble:
-      return kernels::DType::kFloat64;
-    case at::kBFloat16:
-      return kernels::DType::kBFloat16;
-    case at::kHalf:
-      return kernels::DType::kFloat16;
-    default:
-      return kernels::DType::kFloat32;
-  }
-}
-
 kernels::ConstHeads const_heads(const at::Tensor& tensor) {
   return {tensor.const_data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
 }
@@ -158,6 +145,19 @@ void fill(Parameters& parameters, const AttentionCall& call) {
 }
 
 }  // namespace
+
+kernels::DType kernel_type(at::ScalarType type) {
+  switch (type) {
+    case at::kDouble:
+      return kernels::DType::kFloat64;
+    case at::kBFloat16:
+      return kernels::DType::kBFloat16;
+    case at::kHalf:
+      return kernels::DType::kFloat16;
+    default:
+      return kernels::DType::kFloat32;
+  }
+}
 
 Tensors2 forward_with(const AttentionBackend& backend, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                       const MaybeTensor& gain, const MaybeTensor& bias, const MaybeTensor& gate,

@@ -7,6 +7,8 @@
 
 namespace violin::ops {
 
+kernels::DType kernel_type(at::ScalarType type);
+
 // A checked call. Nothing in it is empty.
 struct AttentionCall {
   at::Tensor q, k, v;  // [B,h,N,d], unit stride in d

@@ -1,0 +1,225 @@
+// What the decay mask's forward and backward kernels share.
+//
+// Per (curve, axis, head) the powers gamma^0 ... gamma^(N-1) are a row of N numbers, each 2^(k * log2 gamma) with log2
+// gamma as a sum of two numbers so that only the last rounding of the exponent counts. Kernels gather from a head's
+// rows in shared memory, where every 32 numbers are followed by an unused one: ranks of neighbours often differ by a
+// multiple of 16 or 32, and would all be in one bank. A distance of N or more, which no curve of a grid has, is
+// computed.
+#pragma once
+
+#include "violin/kernels/cuda/common.cuh"
+#include "violin/kernels/cuda/decay_mask.h"
+
+namespace violin::kernels::cuda {
+
+constexpr int kThreads = 256;
+constexpr int kRows = 16;  // rows of M that a block takes at a time
+constexpr int kTableBytes =
+    160 * 1024;  // rows of powers that are copied to shared memory; more are gathered from cache
+constexpr int kSmallTableBytes = 40 * 1024;
+constexpr int kFewBlocks = 132;
+constexpr int kManyBlocks = 1024;
+
+// 2^x and the splitting of log2 gamma, per type.
+__device__ __forceinline__ float power(float x) {
+  return exp2f(x);
+}
+__device__ __forceinline__ double power(double x) {
+  return exp2(x);
+}
+
+// log2 gamma = high + low.
+template <class T>
+struct Rate {
+  T high;
+  T low;
+};
+__device__ __forceinline__ Rate<float> make_rate(float log_decay) {
+  const double x = static_cast<double>(log_decay) * 1.4426950408889634074;
+  const float high = static_cast<float>(x);
+  return {high, isinf(high) ? 0.0f : static_cast<float>(x - static_cast<double>(high))};
+}
+__device__ __forceinline__ Rate<double> make_rate(double log_decay) {
+  const double high = log_decay * 1.4426950408889634074;
+  if (isinf(high)) return {high, 0.0};
+  return {high, fma(log_decay, 1.4426950408889634074, -high) + log_decay * 2.0355273740931033e-17};
+}
+template <class T>
+__device__ __forceinline__ T exponent(const Rate<T>& rate, T distance) {
+  return distance == T(0) ? T(0) : fma(distance, rate.high, distance * rate.low);
+}
+
+template <class T>
+__device__ __forceinline__ T weight_of(const DecayMask& m, int c, int h) {
+  return m.weight ? static_cast<const T*>(m.weight)[c * m.heads + h] : T(1) / static_cast<T>(m.curves);
+}
+
+__device__ __forceinline__ int distance(const std::int32_t* ranks, int i, int j) {
+  return abs(ranks[i] - ranks[j]);
+}
+
+// The base-2 exponent of curve c for head h between patches i and j. Without a decay per axis the distances add first.
+template <class T>
+__device__ __forceinline__ T curve_exponent(const DecayMask& m, const std::int32_t* ranks, const Rate<T>* rates, int c,
+                                            int rate_stride, int i, int j) {
+  const int axes = static_cast<int>(m.axes);
+  const std::int64_t n = m.tokens;
+  if (m.decay_per_axis) {
+    T x = 0;
+    for (int a = 0; a < axes; ++a) {
+      x += exponent(rates[(c * axes + a) * rate_stride], static_cast<T>(distance(ranks + (c * axes + a) * n, i, j)));
+    }
+    return x;
+  }
+  T sum = 0;
+  for (int a = 0; a < axes; ++a) sum += static_cast<T>(distance(ranks + (c * axes + a) * n, i, j));
+  return exponent(rates[c * rate_stride], sum);
+}
+
+template <class T>
+__device__ __forceinline__ T prefix_value(const DecayMask& m, int h, bool diagonal) {
+  const T x = m.prefix_decay && !diagonal ? static_cast<const T*>(m.prefix_decay)[h] : T(0);
+  return m.log_space ? x : exp(x);
+}
+
+// What is gathered: gamma^k, or k gamma^k.
+enum class Row { kPower, kSlope };
+template <class T>
+__device__ __forceinline__ T row_value(Row row, const Rate<T>& rate, T k) {
+  const T x = power(exponent(rate, k));
+  return row == Row::kPower ? x : k == T(0) ? T(0) : k * x;
+}
+
+// table [lane][head][N], where a lane is a (curve, axis) with its own decay.
+template <class T, Row kRow>
+__global__ void __launch_bounds__(kThreads) table_kernel(const __grid_constant__ DecayMask m, T* table) {
+  const int n = static_cast<int>(m.tokens);
+  const int k = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
+  if (k >= n) return;
+  const Rate<T> rate = make_rate(static_cast<const T*>(m.log_decay)[blockIdx.y]);
+  table[static_cast<std::int64_t>(blockIdx.y) * n + k] = row_value(kRow, rate, static_cast<T>(k));
+}
+
+// Of a distance that is not in the table. Not inlined: it is hardly ever called.
+template <class T, Row kRow>
+__device__ __noinline__ T far_value(const DecayMask& m, int lane, int h, int far) {
+  return row_value(kRow, make_rate(static_cast<const T*>(m.log_decay)[lane * m.heads + h]), static_cast<T>(far));
+}
+
+__host__ __device__ __forceinline__ int padded(int k) {
+  return k + (k >> 5);
+}
+
+// The rows of `lanes` lanes of one head, in shared memory or, where they do not fit, in the cache.
+template <class T, Row kRow, bool kCopied>
+struct HeadRows {
+  const DecayMask& m;
+  int lane0, h, n;
+  const T* from;  // lane 0 of all, this head
+  T* copy;
+
+  __device__ HeadRows(const DecayMask& mask, const T* table, T* shared, int first_lane, int lanes, int head)
+      : m(mask),
+        lane0(first_lane),
+        h(head),
+        n(static_cast<int>(mask.tokens)),
+        from(table + static_cast<std::int64_t>(head) * mask.tokens),
+        copy(shared) {
+    if constexpr (kCopied) {
+      for (int x = threadIdx.x; x < lanes * n; x += static_cast<int>(blockDim.x)) {
+        copy[x / n * padded(n) + padded(x % n)] = from[(lane0 + x / n) * m.heads * n + x % n];
+      }
+    }
+  }
+  // `lane` counts from lane0; far < N.
+  __device__ __forceinline__ T near(int lane, int far) const {
+    return kCopied ? copy[lane * padded(n) + padded(far)] : from[(lane0 + lane) * m.heads * n + far];
+  }
+  __device__ __forceinline__ T operator()(int lane, int far) const {
+    return far < n ? near(lane, far) : far_value<T, kRow>(m, lane0 + lane, h, far);
+  }
+};
+
+// The ranks of kRows rows, beginning with patch `first`, of one curve and axis: [kRows] in shared memory, 16-byte
+// aligned.
+struct RowRanks {
+  int of[kRows];
+};
+// Whether all of them are less than N, so that distances from others that are so have their places in the rows.
+__device__ __forceinline__ bool copy_ranks(const std::int32_t* ranks, int count, int n, int first, RowRanks* to) {
+  __syncthreads();
+  bool inside = true;
+  for (int x = threadIdx.x; x < count * kRows; x += static_cast<int>(blockDim.x)) {
+    const int i = first + x % kRows;
+    const int rank = i >= 0 && i < n ? ranks[x / kRows * n + i] : 0;
+    inside = inside && static_cast<unsigned>(rank) < static_cast<unsigned>(n);
+    to[x / kRows].of[x % kRows] = rank;
+  }
+  return __syncthreads_and(inside);
+}
+// Distances of the token with rank `rank` from the rows.
+__device__ __forceinline__ void add_distances(const RowRanks& rows, int rank, int (&far)[kRows]) {
+#pragma unroll
+  for (int r = 0; r < kRows; r += 4) {
+    const int4 four = *reinterpret_cast<const int4*>(rows.of + r);
+    far[r] += abs(four.x - rank);
+    far[r + 1] += abs(four.y - rank);
+    far[r + 2] += abs(four.z - rank);
+    far[r + 3] += abs(four.w - rank);
+  }
+}
+
+// use(r, value) for the rows r, where value is gathered at the distance of patch j along curve c, all axes together.
+template <class Rows, class Use>
+__device__ __forceinline__ void visit_rows(const Rows& gather, const RowRanks* own, bool inside,
+                                           const std::int32_t* ranks, int axes, int c, int j, const Use& use) {
+  int far[kRows] = {};
+  if (axes == 1) {
+    const int rank = ranks[c * gather.n + j];
+    add_distances(own[c], rank, far);
+    if (inside && static_cast<unsigned>(rank) < static_cast<unsigned>(gather.n)) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) use(r, gather.near(c, far[r]));
+      return;
+    }
+  } else {
+    for (int x = c * axes; x < (c + 1) * axes; ++x) add_distances(own[x], ranks[x * gather.n + j], far);
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) use(r, gather(c, far[r]));
+}
+
+inline std::int64_t lanes_of(const DecayMask& m) {
+  return m.curves * (m.decay_per_axis ? m.axes : 1);
+}
+
+inline std::size_t table_bytes(const DecayMask& m) {
+  return align256(static_cast<std::size_t>(lanes_of(m) * m.heads * m.tokens) * (m.dtype == DType::kFloat64 ? 8 : 4));
+}
+
+template <class T, Row kRow>
+cudaError_t make_table(const DecayMask& m, T* table, cudaStream_t stream) {
+  const std::int64_t rows = lanes_of(m) * m.heads;
+  if (rows == 0 || m.tokens == 0) return cudaSuccess;
+  const dim3 grid(static_cast<unsigned>(ceil_div(m.tokens, kThreads)), static_cast<unsigned>(rows));
+  table_kernel<T, kRow><<<grid, kThreads, 0, stream>>>(m, table);
+  return cudaGetLastError();
+}
+
+// How the rows of `lanes` lanes are gathered from: copied or not, by large blocks or small ones, shared memory of it
+// all.
+struct GatherPlan {
+  bool copied, large;
+  std::size_t shared;
+};
+template <class T>
+GatherPlan plan_gather(const DecayMask& m, std::int64_t lanes) {
+  const std::size_t bytes = static_cast<std::size_t>(lanes * padded(static_cast<int>(m.tokens))) * sizeof(T);
+  const bool copied = bytes <= kTableBytes;
+  // Small rows: many small blocks. Large ones leave room for one block on a multiprocessor, which is then large and
+  // takes many rows.
+  return {copied, copied && bytes > kSmallTableBytes,
+          (copied ? bytes : 0) + static_cast<std::size_t>(m.curves * m.axes) * sizeof(RowRanks)};
+}
+
+}  // namespace violin::kernels::cuda
