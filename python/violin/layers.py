@@ -1,12 +1,14 @@
 """Attention layers with a mask: drop-ins for timm's Attention and for torch's MultiheadAttention as self-attention.
 
 A layer must know the grid of the current call, and only the patch embedding sees it. A :class:`GridRecorder`, shared by the
-layers of a model, is a forward hook on the patch convolution and remembers its output's height and width.
+layers of a model, is a forward hook on the patch convolution and remembers its output's height and width. For plugged models
+it also builds the tables of all layers together.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -16,6 +18,24 @@ from torch import Tensor, nn
 from . import ops
 from .errors import Error
 from .mask import Tables, ViolinMask
+
+#: Bytes of float32 tables that layers build in one call; 0: each layer its own.
+TOGETHER = 1 << 28
+
+
+def _region() -> tuple[Any, ...]:
+    """Differs between the inside and the outside of activation checkpointing, of either kind."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), hooks
+
+
+class _Pass:
+    """A pass through a transformer, with the tables made together last."""
+
+    def __init__(self) -> None:
+        self.region = _region()
+        self.grid: tuple[int, int] | None = None
+        self.tables: dict[ViolinMask, Tables] = {}
 
 
 class GridRecorder:
@@ -27,9 +47,93 @@ class GridRecorder:
         self.grid: tuple[int, int] = self.native
         self._seen: dict[int, tuple[int, int]] = {}
         self._ambiguous: set[int] = set()  # numbers of patches that came in several shapes
+        self.masks: list[ViolinMask] = []  # whose tables are made together, in the order of the layers
+        self._passes: dict[int, _Pass] = {}  # that are going on, by thread
+        self._tracing = False  # within a pass that is being compiled
 
     def __call__(self, module: nn.Module, args: Any, output: Tensor) -> None:
         self.record(output.shape[-2], output.shape[-1])
+        if not torch.compiler.is_compiling():
+            current = self._passes.get(threading.get_ident())
+            if current is not None:
+                current.grid = None  # an interrupted pass ends nowhere
+        elif self._tracing:
+            self._give()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_passes": {}, "_tracing": False}
+
+    # -- tables made together ------------------------------------------------------------------------------------------
+
+    def begin(self, module: nn.Module, args: Any) -> None:
+        """A forward pre-hook of the transformer: tables are shared by the layers within one pass, never beyond."""
+        if torch.compiler.is_compiling():
+            self._tracing = True
+        else:
+            self._passes[threading.get_ident()] = _Pass()
+
+    def end(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Its forward hook."""
+        if not torch.compiler.is_compiling():
+            self._passes.pop(threading.get_ident(), None)
+        self.release(module, args)
+
+    def release(self, module: nn.Module, args: Any) -> None:
+        """A forward pre-hook of what comes after the layers. The hooks of a compiled model itself are not in its graph, which
+        would have to return tables that stay until :meth:`end`."""
+        if self._tracing:
+            self._tracing = False
+            for mask in self.masks:
+                mask._given = None
+
+    def tables(self, mask: ViolinMask, grid: tuple[int, int]) -> Tables:
+        """mask.tables(), made together with those of other layers where possible."""
+        if torch.compiler.is_compiling():
+            given = mask._given
+            return mask.tables(grid, self.prefix) if given is None or grid != self.grid else given
+        current = self._passes.get(threading.get_ident())
+        # What runs again in the backward pass must find the same there, and so builds its own both times.
+        if current is None or current.region != _region():
+            return mask.tables(grid, self.prefix)
+        if current.grid != grid or mask not in current.tables:
+            group = self._group(self.masks.index(mask), grid, TOGETHER) if mask in self.masks else []
+            if len(group) < 2:
+                return mask.tables(grid, self.prefix)
+            current.grid, current.tables = grid, {}  # frees those before
+            current.tables = dict(zip(group, mask.build_together(group[1:], grid, self.prefix)))
+        return current.tables[mask]
+
+    def _give(self) -> None:
+        """For compiled code. Checkpointed layers may read there, and may not change anything, so tables are made before the
+        first layer runs; all are alive from here on, and the limit is one for all."""
+        start, left = 0, TOGETHER if torch.is_grad_enabled() else TOGETHER // 8  # nobody else would keep them
+        while start < len(self.masks):
+            group = self._group(start, self.grid, left)
+            if len(group) > 1:
+                made = group[0].build_together(group[1:], self.grid, self.prefix)
+                for mask, tables in zip(group, made):
+                    mask._given = tables
+                left -= len(group) * self._bytes(group[0], self.grid)
+            start += max(len(group), 1)
+
+    def _group(self, start: int, grid: tuple[int, int], limit: int) -> list[ViolinMask]:
+        """The mask at ``start`` and those behind it that are like it and build tables in this call, as many as fit."""
+        first = self.masks[start]
+        most = limit // self._bytes(first, grid)
+        group: list[ViolinMask] = []
+        for mask in self.masks[start : start + most]:
+            if any(hasattr(value, "__tensor_flatten__") for value in mask._values()):
+                self.masks = []  # sharded: gradients must be there when a block's backward pass is done
+                return []
+            if not mask.builds(grid, self.prefix) or not mask.alike(first):
+                break
+            group.append(mask)
+        return group
+
+    def _bytes(self, mask: ViolinMask, grid: tuple[int, int]) -> int:
+        return 4 * len(mask.masked_heads) * (self.prefix + grid[0] * grid[1]) ** 2
+
+    # -- grids ---------------------------------------------------------------------------------------------------------
 
     def record(self, height: int, width: int) -> None:
         self.grid = (height, width)
@@ -140,7 +244,7 @@ class _Masked(nn.Module):
     def _tables(self, tokens: int, attn_mask: Tensor | None, is_causal: bool, like: Tensor) -> Tables:
         tables = Tables()
         if self.violin is not None:
-            tables = self.violin.tables(self._grids.lookup(tokens, self.name), self._grids.prefix)
+            tables = self._grids.tables(self.violin, self._grids.lookup(tokens, self.name))
         bias = _as_bias(attn_mask, is_causal, tokens, like)
         if bias is None:
             return tables

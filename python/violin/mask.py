@@ -137,6 +137,18 @@ class Tables(NamedTuple):
         return sum(table.nbytes for table in self if table is not None)
 
 
+class _Values(NamedTuple):
+    """Parameters of a mask, or of several side by side: heads come last in each."""
+
+    beta: Tensor | None
+    rate: Tensor | None
+    gamma: Tensor | None
+    curve_weight: Tensor | None
+    alpha: Tensor | None
+    prefix_beta: Tensor | None
+    prefix_rate: Tensor | None
+
+
 def _mixed(x: int) -> int:
     x = (x + 0x9E3779B97F4A7C15) % 2**64
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
@@ -238,6 +250,8 @@ class ViolinMask(nn.Module):
         self.grid = (int(grid[0]), int(grid[1]))
         self.curve_names = tuple(self.config.names)
         self._curve_list = ",".join(self.curve_names)
+        self._kind = f"{self.config} {self.layer_heads} {self.grid}"
+        self._given: Tables | None = None  # while compiled code is traced: made with those of other layers
         self._kept: dict[tuple[int, int, int], tuple[Any, Tables]] = {}
         self._frozen: dict[tuple[int, int, int], Tables] = {}
         self._thawed: dict[str, bool] = {}  # what required a gradient before freeze()
@@ -347,15 +361,23 @@ class ViolinMask(nn.Module):
 
     # -- decay and mask ------------------------------------------------------------------------------------------------
 
+    def _values(self) -> _Values:
+        return _Values(
+            self.beta, self.rate, self.gamma, self.curve_weight, self.alpha, self.prefix_beta, self.prefix_rate
+        )
+
     def log_decay(self) -> Tensor:
         """log gamma, [C,h] or [C,A,h], with gradient."""
-        if self.gamma is not None:
-            return _in_full(self.gamma).log()
-        if self.beta is not None:
-            return logsigmoid(_in_full(self.beta))
-        if self.rate is None:
+        return self._log_decay(self._values())
+
+    def _log_decay(self, values: _Values) -> Tensor:
+        if values.gamma is not None:
+            return _in_full(values.gamma).log()
+        if values.beta is not None:
+            return logsigmoid(_in_full(values.beta))
+        if values.rate is None:
             raise Error("this mask has no curves and so no decay")
-        return -_bounded(_in_full(self.rate)) / self._units
+        return -_bounded(_in_full(values.rate)) / self._units
 
     @torch.no_grad()
     def set_log_decay(self, log_decay: Tensor) -> None:
@@ -374,37 +396,53 @@ class ViolinMask(nn.Module):
 
     def prefix_log_decay(self) -> Tensor | None:
         """log gamma of class token and registers, [h], where it is learned."""
-        if self.prefix_beta is not None:
-            return logsigmoid(_in_full(self.prefix_beta))
-        if self.prefix_rate is not None:
-            return -_bounded(_in_full(self.prefix_rate))
+        return self._prefix_log_decay(self._values())
+
+    def _prefix_log_decay(self, values: _Values) -> Tensor | None:
+        if values.prefix_beta is not None:
+            return logsigmoid(_in_full(values.prefix_beta))
+        if values.prefix_rate is not None:
+            return -_bounded(_in_full(values.prefix_rate))
         return None
 
     def mask(self, grid: Sequence[int], prefix: int = 0) -> Tensor:
         """M (log M for the strategy ``log``) of the masked heads, [h,P+N,P+N], with gradient and without alpha."""
+        return self._mask(self._values(), grid, prefix)
+
+    def _mask(self, values: _Values, grid: Sequence[int], prefix: int) -> Tensor:
         height, width = grid
         log_space = self.config.strategy == "log"
         if not self.curve_names:
             tokens = prefix + height * width
-            like = _in_full(cast(Tensor, self.alpha).detach())
+            like = _in_full(cast(Tensor, values.alpha).detach())
             return torch.full(
-                (len(self.masked_heads), tokens, tokens),
-                0.0 if log_space else 1.0,
-                dtype=like.dtype,
-                device=like.device,
+                (like.shape[0], tokens, tokens), 0.0 if log_space else 1.0, dtype=like.dtype, device=like.device
             )
-        decay = self.log_decay()
+        decay = self._log_decay(values)
         ranks = curve_module.coordinates(self._curve_list, height, width, decay.device)
-        weight = None if self.curve_weight is None else _in_full(self.curve_weight)
-        return ops.decay_mask(ranks, decay, weight, prefix, self.prefix_log_decay(), log_space)
+        weight = None if values.curve_weight is None else _in_full(values.curve_weight)
+        return ops.decay_mask(ranks, decay, weight, prefix, self._prefix_log_decay(values), log_space)
 
     def build(self, grid: Sequence[int], prefix: int = 0) -> Tables:
         """Tables [h,P+N,P+N] over all heads of the layer, made now, with gradient."""
-        alpha = None if self.alpha is None else _in_full(self.alpha)
-        tables = ops.compose(self.config.strategy, self.mask(grid, prefix), alpha)
+        return self._spread(self._composed(self._values(), grid, prefix))
+
+    def build_together(self, others: Sequence[ViolinMask], grid: Sequence[int], prefix: int = 0) -> list[Tables]:
+        """build() of this mask and of others like it, in one call of each operator: on a device one mask is little work."""
+        sources = [mask._values() for mask in (self, *others)]
+        joined = (None if parts[0] is None else torch.cat(parts, -1) for parts in zip(*sources))
+        tables = self._composed(_Values(*joined), grid, prefix)
+        split = [None if table is None else table.split(len(self.masked_heads)) for table in tables]
+        return [self._spread(Tables(*(None if s is None else s[i] for s in split))) for i in range(len(sources))]
+
+    def _composed(self, values: _Values, grid: Sequence[int], prefix: int) -> Tables:
+        alpha = None if values.alpha is None else _in_full(values.alpha)
+        return Tables(*ops.compose(self.config.strategy, self._mask(values, grid, prefix), alpha))
+
+    def _spread(self, tables: Tables) -> Tables:
+        """Heads without a mask keep what changes nothing."""
         if self._head_index is None:
-            return Tables(*tables)
-        # Heads without a mask keep what changes nothing.
+            return tables
         return Tables(
             *(
                 None
@@ -416,15 +454,24 @@ class ViolinMask(nn.Module):
             )
         )
 
+    def alike(self, other: ViolinMask) -> bool:
+        """Whether build_together() may take both."""
+        if self._kind != other._kind:
+            return False
+        return all(
+            a is b
+            if a is None or b is None
+            else (type(a), a.dtype, a.device, a.shape) == (type(b), b.dtype, b.device, b.shape)
+            for a, b in zip(self._values(), other._values())
+        )
+
     def tables(self, grid: Sequence[int], prefix: int = 0) -> Tables:
         """Tables for prefix + height*width tokens, kept ones where nothing changed."""
         key = (grid[0], grid[1], prefix)
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
-            frozen = self._frozen.get(key)
-            return self.build(grid, prefix) if frozen is None else frozen
-        if key in self._frozen:
-            return self._frozen[key]
-        if self.training or self._needs_gradient():
+        frozen = self._frozen.get(key)
+        if frozen is not None:
+            return frozen
+        if self.builds(grid, prefix):
             return self.build(grid, prefix)
         state = self._state()
         kept = self._kept.pop(key, None)
@@ -439,6 +486,13 @@ class ViolinMask(nn.Module):
         return kept[1]
 
     forward = tables
+
+    def builds(self, grid: Sequence[int], prefix: int = 0) -> bool:
+        """Whether tables() makes them in each call."""
+        if (grid[0], grid[1], prefix) in self._frozen:
+            return False
+        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        return traced or self.training or self._needs_gradient()
 
     # -- kept tables ---------------------------------------------------------------------------------------------------
 
@@ -501,7 +555,7 @@ class ViolinMask(nn.Module):
         self._changed()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": {}}  # a copy or a pickle makes its own
+        return {**self.__dict__, "_kept": {}, "_given": None}  # a copy or a pickle makes its own
 
     def extra_repr(self) -> str:
         kind = "rate" if self.config.uses_rate else "sigmoid"
