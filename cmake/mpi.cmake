@@ -37,5 +37,13 @@ if(VIOLIN_TORCH_CUDA)
     add_library(violin_nccl INTERFACE)
     target_include_directories(violin_nccl SYSTEM INTERFACE "${VIOLIN_NCCL_INCLUDE}" ${violin_cuda_includes})
     target_compile_definitions(violin_nccl INTERFACE USE_C10D_NCCL USE_DISTRIBUTED)
+    # Torch's headers call the CUDA runtime, and there must be one in the process: torch's.
+    file(GLOB violin_cudart "${VIOLIN_TORCH_DIR}/../nvidia/cu[0-9]*/lib/libcudart.so.*"
+         "${VIOLIN_TORCH_DIR}/../nvidia/cuda_runtime/lib/libcudart.so.*")
+    if(NOT violin_cudart)
+      find_library(VIOLIN_CUDART cudart PATHS /usr/local/cuda/lib64 REQUIRED)
+      set(violin_cudart "${VIOLIN_CUDART}")
+    endif()
+    list(GET violin_cudart 0 violin_cudart)
   endif()
 endif()

@@ -1,17 +1,16 @@
 #!/usr/bin/env bash
-# All set-up, for every make target: Debian packages, a Python with torch, CUTLASS headers where nvcc is.
+# All set-up, for every make target: Debian packages, a Python with torch.
 # What is there already is left alone, so a second run takes well under a second.
 #
 #   VIOLIN_PYTHON=/path/python   use this interpreter's torch (>= 2.11)
 #   VIOLIN_OFFLINE=1             install nothing; say what is missing
 #
-# Results: .violin/python (the interpreter to use), .violin/cutlass (headers, when nvcc exists).
+# Result: .violin/python, the interpreter to use.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 readonly kTorch=2.13.0
 readonly kTorchAtLeast=2.11
-readonly kCutlass=4.2.0.0
 readonly kTimm=1.0.29
 readonly state=.violin
 
@@ -158,25 +157,7 @@ sys.exit(any(u.find_spec(m) is None for m in ("pytest", "numpy", "matplotlib", "
       touch $state/no-python-packages; }
 }
 
-cutlass() {
-  [ -e $state/cutlass/include/cute/tensor.hpp ] && return 0
-  have_command nvcc || [ -x /usr/local/cuda/bin/nvcc ] || return 0
-  if [ -n "${VIOLIN_OFFLINE:-}" ]; then say "no CUTLASS headers: the Hopper kernels will be left out"; return 0; fi
-  say "fetching the CUTLASS headers"
-  local into=$state/cutlass.part
-  rm -rf "$into"
-  if "$(cat $state/python)" -m pip install --quiet --disable-pip-version-check --no-deps --target "$into" \
-      "nvidia-cutlass==$kCutlass" >$state/pip.log 2>&1; then
-    mkdir -p $state/cutlass
-    mv "$into/cutlass_library/source/include" $state/cutlass/include
-  else
-    say "pip could not fetch nvidia-cutlass (see $state/pip.log): the Hopper kernels will be left out"
-  fi
-  rm -rf "$into"
-}
-
 mkdir -p $state
 install_packages "${1:-}"
 choose_python
 python_test_packages
-cutlass
