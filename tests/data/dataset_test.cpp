@@ -88,6 +88,19 @@ TEST(ImageFolder, TakesOneFolderOfClasses) {
   EXPECT_EQ(dataset.evaluated().size(), 20);
 }
 
+TEST(ImageFolder, AClassMayBeCalledTrain) {
+  const TemporaryFolder folder;
+  write_classes(folder.path(), {"streetcar", "test", "train"}, {10, 10, 10});
+  const Dataset dataset = open_dataset(folder.path());
+  EXPECT_EQ(dataset.layout, Layout::kClassFolders);
+  EXPECT_EQ(dataset.classes, (std::vector<std::string>{"streetcar", "test", "train"}));
+  // Also within a split, and a split stays one beside other folders.
+  const TemporaryFolder splits;
+  write_classes(splits.path() / "train", {"streetcar", "train"}, {4, 4});
+  write_classes(splits.path() / "cache", {"x"}, {1});
+  EXPECT_EQ(open_dataset(splits.path()).layout, Layout::kSplitFolders);
+}
+
 TEST(ImageFolder, WithoutTrainThereIsOnlySomethingToEvaluate) {
   const TemporaryFolder folder;
   write_classes(folder.path() / "val", {"b", "a"}, {2, 3});

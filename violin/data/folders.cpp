@@ -118,9 +118,13 @@ Dataset open_folders(const fs::path& path, const DatasetOptions& options) {
   Dataset dataset;
   OtherFiles others;
   std::map<std::string, fs::path> splits;
-  for (const fs::path& folder : folders_in(path)) {
-    const auto split = split_of(folder.filename().string());
-    if (!split) continue;
+  const std::vector<fs::path> folders = folders_in(path);
+  const auto split_name = [](const fs::path& folder) { return split_of(folder.filename().string()); };
+  const bool has_others = !std::all_of(folders.begin(), folders.end(), split_name);
+  for (const fs::path& folder : folders) {
+    const auto split = split_name(folder);
+    // Trains, for one, are a class of CIFAR-100: a folder of images beside other folders is no split.
+    if (!split || (has_others && folders_in(folder).empty())) continue;
     if (!splits.emplace(*split, folder).second) {
       throw Error("'" + path.string() + "' has two folders for " + *split + ": keep one");
     }
