@@ -109,6 +109,21 @@ TEST_F(Training, FromAFolderToPredictions) {
   EXPECT_EQ(json::parse(sizes.out).at("resolutions").size(), 3U);
   EXPECT_TRUE(fs::exists(file("confusion.csv")));
 
+  // What it said about each image, and the same model against itself.
+  const Outcome written =
+      run_violin({"eval", file("run"), "--data", file("data"), "--predictions", file("predictions.csv")});
+  ASSERT_EQ(written.code, 0) << written.err;
+  const Outcome against =
+      run_violin({"eval", file("run"), "--data", file("data"), "--against", file("predictions.csv"), "--json"});
+  ASSERT_EQ(against.code, 0) << against.err;
+  const json compared = json::parse(against.out).at("against");
+  EXPECT_EQ(compared.at("both_right").get<int>() + compared.at("neither_right").get<int>(), 12);
+  EXPECT_EQ(compared.at("mcnemar_p"), 1.0);
+  const Outcome other =
+      run_violin({"eval", file("run"), "--data", file("data"), "--split", "val", "--against", file("predictions.csv")});
+  EXPECT_EQ(other.code, 1);
+  EXPECT_NE(other.err.find("only the same images can be compared"), std::string::npos) << other.err;
+
   const std::string image = file("data/test/class_2/image_200.png");
   const Outcome predicted =
       run_violin({"predict", file("run"), image, file("data/val"), "--json", "--attention", file("looked.png")});
