@@ -55,22 +55,16 @@ TEST(Gpu, ColumnSumsAreTorchs) {
 // A whole step under autocast, with our kernels and with the reference path: equal up to rounding to 16 bits.
 TEST(Gpu, ModelsAgreeWithTheCpu) {
   NEEDS_A_GPU();
-  nn::ModelConfig config;
-  config.img_size = {32, 32};
-  config.patch_size = {4, 4};
-  config.embed_dim = 96;
-  config.depth = 3;
-  config.num_heads = 3;
-  config.num_classes = 10;
+  nn::ModelConfig config = small_model();
   config.violin = nn::MaskConfig{};
   for (const bool class_token : {false, true}) {
     config.class_token = class_token;
     config.global_pool = class_token ? "token" : "avg";
     nn::VisionTransformer on_cpu(config, 1), on_gpu(config, 1);
     on_gpu.to(at::kCUDA);
-    const at::Tensor images = at::randn({6, 3, 32, 32}, at::make_generator<at::CPUGeneratorImpl>(3));
-    const at::Tensor expected = on_cpu.forward(images);
-    const at::Tensor got = on_gpu.forward(images.cuda());
+    const at::Tensor batch = images(6, 32, 32);
+    const at::Tensor expected = on_cpu.forward(batch);
+    const at::Tensor got = on_gpu.forward(batch.cuda());
     EXPECT_LE(relative_error(got.cpu(), expected), 2e-3);  // TF32 products may be on
     expected.square().sum().backward();
     got.square().sum().backward();
