@@ -196,7 +196,7 @@ at::Tensor Mask::ranks(const Size& grid, const at::Device& device) {
   for (const auto& [size, tensor] : ranks_)
     if (size == grid && tensor.device() == device) return tensor;
   if (ranks_.size() >= kMaxGrids) ranks_.erase(ranks_.begin());
-  const at::Tensor made = ops::curve_ranks(curve_list_, {grid.height, grid.width}).to(device);
+  at::Tensor made = ops::curve_ranks(curve_list_, {grid.height, grid.width}).to(device);
   ranks_.emplace_back(grid, made);
   return made;
 }
