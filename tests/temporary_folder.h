@@ -12,7 +12,8 @@ namespace violin {
 class TemporaryFolder {
  public:
   TemporaryFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "violin_test_XXXXXX").string();
+    // mkdtemp replaces the six letters.
+    std::string name = (std::filesystem::temp_directory_path() / ("violin_test_" + std::string(6, 'X'))).string();
     if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("cannot make a temporary folder");
     path_ = name;
   }

@@ -52,7 +52,7 @@ TEST(Gpu, ColumnSumsAreTorchs) {
   }
 }
 
-// A whole step under autocast, with our kernels and with the reference path: equal up to rounding to 16 bits.
+// Outputs and all gradients of a model in float32.
 TEST(Gpu, ModelsAgreeWithTheCpu) {
   NEEDS_A_GPU();
   nn::ModelConfig config = small_model();

@@ -22,8 +22,7 @@ at::ScalarType product_type(const at::Tensor& x) {
 }
 
 void only_first_derivative(const char* what) {
-  if (at::GradMode::is_enabled())
-    throw Error(std::string("the second derivative of ") + what + " is not implemented on GPUs");
+  if (at::GradMode::is_enabled()) throw Error(std::string(what) + " has no second derivative on GPUs");
 }
 
 // at::linear on a GPU: gradients of 16-bit products come out of them in the parameters' own precision, without a copy
