@@ -57,6 +57,7 @@ bench: configure  ## Ratios against peers, measured now
 
 gpu-test: build  ## The kernels and operators on this machine's GPU, on both paths
 	@$(PYTHON) tests/cuda/check_kernels.py build/libviolin_cuda_kernels_api.so
+	@build/bin/nn_test --gtest_filter='Gpu*'
 	@$(PYTHON) tests/cuda/test_operators.py build/libviolin_ops.so
 	@VIOLIN_PATH=sm80 $(PYTHON) tests/cuda/test_operators.py build/libviolin_ops.so
 

@@ -12,8 +12,8 @@ namespace violin {
 class TemporaryFolder {
  public:
   TemporaryFolder() {
-    // mkdtemp replaces the six letters.
-    std::string name = (std::filesystem::temp_directory_path() / ("violin_test_" + std::string(6, 'X'))).string();
+    std::string name = (std::filesystem::temp_directory_path() / "violin_test_").string();
+    name.append(6, 'X');  // mkdtemp replaces these letters
     if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("cannot make a temporary folder");
     path_ = name;
   }

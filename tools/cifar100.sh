@@ -9,12 +9,20 @@
 #   alpha    one learned factor per head, no curves
 # each also with -spread: masks that start with decay lengths from four patches to the whole image (default: as published).
 # A run that is there is taken up where it stopped. Environment:
-#   EPOCHS (40)  SEED (0)  LIMIT (0: all images)  OPTIONS (further options of violin train)
+#   EPOCHS (40)  SEED (0)  LIMIT (0: all images)  PATCH (2 pixels)  BATCH (256)  PRECISION (bf16)  OPTIONS (further ones of violin train)
+#   STEPS: so many instead of EPOCHS, whatever LIMIT is, the first twentieth to warm up, evaluated at the end only
 set -euo pipefail
 cd "$(dirname "$0")/.."
 data=${1:?usage: tools/cifar100.sh DATA OUT NAME…} out=${2:?usage: tools/cifar100.sh DATA OUT NAME…}
 shift 2
-epochs=${EPOCHS:-40} seed=${SEED:-0} limit=${LIMIT:-0}
+epochs=${EPOCHS:-40} seed=${SEED:-0} limit=${LIMIT:-0} patch=${PATCH:-2} batch=${BATCH:-256} precision=${PRECISION:-bf16} schedule=()
+if [ -n "${STEPS:-}" ]; then
+  images=$limit
+  [ "$images" != 0 ] || images=50000
+  epochs=$((STEPS * batch / images))
+  [ $((epochs * images)) = $((STEPS * batch)) ] || { echo "STEPS=$STEPS of $batch images are no whole passes over $images" >&2; exit 2; }
+  schedule=(--warmup-epochs "$(awk "BEGIN { print $epochs / 20 }")" --eval-every "$epochs")
+fi
 orders=random:0,random:1,random:2,random:3,random:4,random:5,random:6,random:7
 mkdir -p "$out"
 for name in "$@"; do
@@ -30,14 +38,16 @@ for name in "$@"; do
   [[ $name == *-spread ]] && mask+=(--init spread)
   label=$name-s$seed
   [ "$limit" != 0 ] && label=$label-n$limit
+  [ "$patch" != 2 ] && label=$label-p$patch
   run=$out/$label
   if [ -e "$run/config.json" ]; then
     start=(--resume "$run")
   else
+    sed "s/\"patch_size\": 2/\"patch_size\": $patch/" "$config" >"$out/$label.json"
     # shellcheck disable=SC2206
-    start=(--data "$data" --out "$run" --config "$config" "${mask[@]}" --epochs "$epochs" --batch-size 256 --lr 1e-3
-      --precision bf16 --seed "$seed" --limit "$limit" ${OPTIONS:-})
+    start=(--data "$data" --out "$run" --config "$out/$label.json" "${mask[@]}" --epochs "$epochs" "${schedule[@]}"
+      --batch-size "$batch" --lr 1e-3 --precision "$precision" --seed "$seed" --limit "$limit" ${OPTIONS:-})
   fi
   build/violin train "${start[@]}" 2>"$out/$label.log"
-  build/violin eval "$run/last" --data "$data" --split val --batch 500 --precision bf16 --predictions "$out/$label.csv"
+  build/violin eval "$run/last" --data "$data" --split val --batch 500 --precision "$precision" --predictions "$out/$label.csv"
 done
