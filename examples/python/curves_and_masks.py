@@ -12,7 +12,7 @@ from pathlib import Path
 import matplotlib
 
 matplotlib.use("Agg")
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "python"))
+sys.path.append(str(Path(__file__).resolve().parent.parent.parent / "python"))  # unless installed
 import violin
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "python")]
+sys.path += [str(ROOT / "tools"), str(ROOT / "python")]  # unless installed
 import without_torchvision
 
 without_torchvision.install()

@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tools")]
+sys.path += [str(ROOT / "tools"), str(ROOT / "python")]  # unless installed
 import without_torchvision
 
 without_torchvision.install()

@@ -9,6 +9,8 @@ torch.Size([3, 17, 17])
 it out again.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from . import _library, curves, ops
 from .errors import Error
 from .layers import Attention, MultiheadAttention
@@ -17,6 +19,9 @@ from .mask import MaskConfig, Tables, ViolinMask
 from .plugging import freeze, is_plugged, mask_parameters, masks, param_groups, plug, thaw, unplug
 from .weights import VERSION as __version__
 from .weights import load, load_state, model_config, save, translate
+
+if TYPE_CHECKING:
+    from . import plot
 
 LIBRARY = _library.PATH
 
@@ -48,7 +53,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     if name == "plot":  # matplotlib is optional and slow to import
         import importlib
 

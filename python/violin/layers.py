@@ -7,8 +7,10 @@ it also builds the tables of all layers together.
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -38,15 +40,38 @@ class _Pass:
         self.tables: dict[ViolinMask, Tables] = {}
 
 
-class GridRecorder:
-    """Height and width of the patch grid in the current call; hook it to the convolution that makes the patches."""
+class _OfThread(threading.local):
+    """The grid that a thread's call has recorded last."""
 
-    def __init__(self, native: Sequence[int], prefix: int = 0) -> None:
+    grid: tuple[int, int] | None = None
+
+
+class _Call:
+    """A call whose graph is alive."""
+
+    def __init__(self, grid: tuple[int, int]) -> None:
+        self.grid = grid
+
+
+class GridRecorder:
+    """Height and width of the patch grid in the current call; hook it to the convolution that makes the patches.
+
+    hooked: it is, so that a call with another number of patches is an error. Without, layers on their own take a square.
+
+    Activation checkpointing runs layers again in the backward pass, when a later call may have recorded its grid. The
+    transformer's output therefore tells which grid its backward pass belongs to. Where layers run outside of the
+    transformer's own forward(), the grid is that of the calls whose graphs are alive, and must be the same for all.
+    """
+
+    def __init__(self, native: Sequence[int], prefix: int = 0, hooked: bool = False) -> None:
         self.native = (int(native[0]), int(native[1]))
         self.prefix = int(prefix)
+        self.hooked = hooked
         self.grid: tuple[int, int] = self.native
-        self._seen: dict[int, tuple[int, int]] = {}
-        self._ambiguous: set[int] = set()  # numbers of patches that came in several shapes
+        self._thread = _OfThread()
+        self._calls: weakref.WeakSet[_Call] = weakref.WeakSet()
+        self._untracked: set[tuple[int, int]] = set()  # of calls with gradients whose patches have none
+        self._replayed: dict[int, tuple[int, int]] = {}  # grids by the backward pass that is going on
         self.masks: list[ViolinMask] = []  # whose tables are made together, in the order of the layers
         self._passes: dict[int, _Pass] = {}  # that are going on, by thread
         self._tracing = False  # within a pass that is being compiled
@@ -54,6 +79,7 @@ class GridRecorder:
     def __call__(self, module: nn.Module, args: Any, output: Tensor) -> None:
         self.record(output.shape[-2], output.shape[-1])
         if not torch.compiler.is_compiling():
+            self._track(output)
             current = self._passes.get(threading.get_ident())
             if current is not None:
                 current.grid = None  # an interrupted pass ends nowhere
@@ -61,7 +87,12 @@ class GridRecorder:
             self._give()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_passes": {}, "_tracing": False}
+        forgotten = {"_passes": {}, "_tracing": False, "_replayed": {}, "_thread": None, "_calls": None}
+        return {**self.__dict__, **forgotten}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._thread, self._calls = _OfThread(), weakref.WeakSet()
 
     # -- tables made together ------------------------------------------------------------------------------------------
 
@@ -76,6 +107,9 @@ class GridRecorder:
         """Its forward hook."""
         if not torch.compiler.is_compiling():
             self._passes.pop(threading.get_ident(), None)
+            node = output.grad_fn if isinstance(output, Tensor) else None
+            if node is not None and self._thread.grid is not None:
+                node.register_prehook(functools.partial(self._replay, self._thread.grid))
         self.release(module, args)
 
     def release(self, module: nn.Module, args: Any) -> None:
@@ -101,6 +135,8 @@ class GridRecorder:
                 return mask.tables(grid, self.prefix)
             current.grid, current.tables = grid, {}  # frees those before
             current.tables = dict(zip(group, mask.build_together(group[1:], grid, self.prefix)))
+            for other in group:
+                other.drop_tables()  # a fused optimiser changes parameters unseen
         return current.tables[mask]
 
     def _give(self) -> None:
@@ -136,41 +172,68 @@ class GridRecorder:
     # -- grids ---------------------------------------------------------------------------------------------------------
 
     def record(self, height: int, width: int) -> None:
+        if isinstance(height, torch.SymInt) or isinstance(width, torch.SymInt):
+            raise Error("a mask needs a known grid of patches; export once per image size, with no dynamic height or width")
         self.grid = (height, width)
         if torch.compiler.is_compiling():
             return
-        patches = height * width
-        if self._seen.setdefault(patches, self.grid) != self.grid:
-            self._ambiguous.add(patches)
-            self._seen[patches] = self.grid
+        self._thread.grid = self.grid
+
+    def _track(self, patches: Tensor) -> None:
+        if patches.grad_fn is not None:
+            call = _Call(self.grid)
+            patches.grad_fn.metadata["violin"] = call  # goes with the graph
+            self._calls.add(call)
+        elif torch.is_grad_enabled():
+            self._untracked.add(self.grid)
+
+    def _replay(self, grid: tuple[int, int], gradients: Any) -> None:
+        """Before the backward pass of a call's output."""
+        task = torch._C._current_graph_task_id()
+        if task not in self._replayed:
+            forget = functools.partial(self._replayed.pop, task, None)
+            torch.autograd.Variable._execution_engine.queue_callback(forget)  # type: ignore[attr-defined]
+        self._replayed[task] = grid
 
     def lookup(self, tokens: int, name: str) -> tuple[int, int]:
         """The grid of a call with so many tokens, prefix tokens included."""
         height, width = self.grid
-        if torch.compiler.is_compiling():
-            if self.prefix + height * width == tokens:
-                return height, width
-            return self._guess(tokens, name)
         patches = tokens - self.prefix
-        # Activation checkpointing runs layers again in the backward pass, when a later call may have recorded its grid.
-        if patches in self._ambiguous and torch._C._current_graph_task_id() != -1:
+        if torch.compiler.is_compiling():
+            return (height, width) if height * width == patches else self._guess(tokens, name)
+        if torch._C._current_graph_task_id() != -1:
+            return self._lookup_again(patches, name)
+        recorded = self._thread.grid
+        if recorded is not None and recorded[0] * recorded[1] == patches:
+            return recorded
+        if recorded is None and height * width == patches:  # by another thread
+            return height, width
+        return self._guess(tokens, name)
+
+    def _lookup_again(self, patches: int, name: str) -> tuple[int, int]:
+        """Within a backward pass."""
+        replayed = self._replayed.get(torch._C._current_graph_task_id())
+        if replayed is not None and replayed[0] * replayed[1] == patches:
+            return replayed
+        alive = {call.grid for call in self._calls} | self._untracked
+        fitting = [grid for grid in alive if grid[0] * grid[1] == patches]
+        if len(fitting) > 1:
             raise Error(
                 f"{name}: activation checkpointing cannot tell which of several grids of {patches} patches a layer is run "
-                "again for; run backward before the next forward of another shape"
+                "again for; call the whole model, or run backward and drop the outputs before a forward of another shape"
             )
-        if height * width == patches:
-            return height, width
-        if patches in self._seen:
-            return self._seen[patches]
-        return self._guess(tokens, name)
+        if fitting or self.grid[0] * self.grid[1] == patches:
+            return fitting[0] if fitting else self.grid
+        return self._guess(patches + self.prefix, name)
 
     def _guess(self, tokens: int, name: str) -> tuple[int, int]:
         patches = tokens - self.prefix
-        if patches == self.native[0] * self.native[1]:
-            return self.native
-        side = math.isqrt(max(patches, 0))
-        if side >= 1 and side * side == patches:
-            return side, side
+        if not self.hooked:
+            side = math.isqrt(max(patches, 0))
+            if patches == self.native[0] * self.native[1]:
+                return self.native
+            if side >= 1 and side * side == patches:
+                return side, side
         raise Error(
             f"{name}: {tokens} tokens are not {self.prefix} prefix tokens and a known grid of patches (recorded "
             f"{self.grid[0]}x{self.grid[1]}); give set_grid(height, width), or drop no patches"
@@ -222,6 +285,17 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, tables: Tables, scale: float | None
         return (out + tables.after @ v.to(tables.after.dtype)).to(out.dtype)
 
 
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+
 class _Masked(nn.Module):
     """What the layers share: a mask, the grid of the call, rows of the attention map on request."""
 
@@ -236,6 +310,15 @@ class _Masked(nn.Module):
         self._request: tuple[Tensor, Tensor | None] | None = None
         self._rows: Tensor | None = None
         self.want_map = False
+
+    def _stand_for(self, original: nn.Module) -> None:
+        """Takes the place of a layer: its hooks are called here, and handles remove them here and there."""
+        self._original = (original,)
+        self.training = original.training
+        for store in _HOOKS:
+            setattr(self, store, getattr(original, store))
+        if self.violin is not None:
+            self.violin.train(original.training)
 
     def set_grid(self, height: int, width: int) -> None:
         """The grid of the next calls, where no patch embedding tells it."""
@@ -348,10 +431,7 @@ class Attention(_Masked):
                 default = nn.Dropout(drop) if child.endswith("_drop") else nn.Identity()
                 setattr(layer, child, module if isinstance(module, nn.Module) else default)
         layer._set_up(mask, grids, name)
-        layer._original = (original,)
-        layer.training = original.training
-        if mask is not None:
-            mask.train(original.training)
+        layer._stand_for(original)
         return layer
 
     def _scale(self) -> float | None:
@@ -419,10 +499,7 @@ class MultiheadAttention(_Masked):
         self.in_proj_weight, self.in_proj_bias = original.in_proj_weight, original.in_proj_bias
         self.out_proj = original.out_proj
         self._set_up(mask, grids, name)
-        self._original = (original,)
-        self.training = original.training
-        if mask is not None:
-            mask.train(original.training)
+        self._stand_for(original)
 
     def forward(
         self,

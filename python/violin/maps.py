@@ -55,19 +55,24 @@ def attention_maps(
     """What query tokens look at: per block the weights that multiply v, [B,heads,queries,P+N], mask included.
 
     queries: token numbers (prefix tokens first), patches (row, column), ``"class"``, or a list of them. blocks, heads: numbers
-    of those that are wanted; all unless given. Vanilla models work too. No map of a whole image is formed.
+    of those that are wanted, heads in the order of the result; all unless given. Vanilla models work too. No map of a whole image is formed.
     """
     structure = find(model)
     grid = _grid(structure, images)
     patch = isinstance(queries, tuple) and len(queries) == 2 and all(isinstance(q, int) for q in queries)
     one = patch or isinstance(queries, (int, str))
     asked = cast("list[Query]", [queries] if one else list(cast("Sequence[Query]", queries)))
+    if not asked:
+        raise Error("queries are empty; expected at least one")
     tokens = torch.tensor([_token(query, grid, structure.prefix) for query in asked], device=images.device)
     places = sites(structure)
     wanted = sorted(set(range(len(places)) if blocks is None else blocks))
     if wanted and not 0 <= wanted[0] <= wanted[-1] < len(places):
         raise Error(f"blocks are {wanted}; expected numbers from 0 to {len(places) - 1}")
-    chosen = None if heads is None else torch.tensor(sorted(set(heads)), device=images.device)
+    numbers = None if heads is None else [int(head) for head in heads]
+    if numbers is not None and (not numbers or min(numbers) < 0):
+        raise Error(f"heads are {numbers}; expected numbers from 0 on, at least one, or None for all")
+    chosen = None if numbers is None else torch.tensor(numbers, device=images.device)
 
     recorder = GridRecorder(structure.grid, structure.prefix)
     borrowed: list[Site] = []  # vanilla layers, wrapped for this call
@@ -82,8 +87,8 @@ def attention_maps(
                     request = MapRequest(site.child)
                     hooks.append(site.parent.register_forward_pre_hook(request, with_kwargs=True))
             layer = cast(Attention, site.module)
-            if chosen is not None and chosen.numel() and int(chosen.max()) >= layer.num_heads:
-                raise Error(f"heads are {chosen.tolist()}; {site.name} has heads 0 to {layer.num_heads - 1}")
+            if numbers is not None and max(numbers) >= layer.num_heads:
+                raise Error(f"heads are {numbers}; {site.name} has heads 0 to {layer.num_heads - 1}")
             layer._request = (tokens, chosen)
         model(images)
         return {index: cast(Tensor, cast(Attention, places[index].module)._rows) for index in wanted}

@@ -55,9 +55,9 @@ class MaskConfig:
             value = getattr(self, name)
             if value is not None:
                 chosen = tuple(sorted(int(i) for i in value))
-                if len(set(chosen)) != len(chosen):
-                    raise Error(f"{name} is {value}; expected each number once")
-                object.__setattr__(self, name, chosen or None)
+                if len(set(chosen)) != len(chosen) or not chosen:
+                    raise Error(f"{name} is {list(value)}; expected numbers, each once, or None for all")
+                object.__setattr__(self, name, chosen)
         self._check()
 
     def _check(self) -> None:
@@ -116,6 +116,8 @@ class MaskConfig:
         if unknown:
             raise Error(f"violin.{unknown[0]} is not a field of a mask; there are {', '.join(sorted(known))}")
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in block.items()}
+        for name in ("blocks", "heads"):
+            values[name] = values.get(name) or None  # an empty list is all of them
         if values.get("decay") == "learned":
             values["decay"] = None
         return cls(**values)
@@ -177,6 +179,15 @@ def _bounded(rate: Tensor) -> Tensor:
 
 def _in_full(parameter: Tensor) -> Tensor:
     return parameter if parameter.dtype == torch.float64 else parameter.float()
+
+
+#: Parameters that tables were made from, with their addresses and versions. The tensors are held, so that no other can come
+#: to have their address.
+_State = list[tuple[Tensor, int, int]]
+
+
+def _same(one: _State, other: _State) -> bool:
+    return len(one) == len(other) and all(a[0] is b[0] and a[1:] == b[1:] for a, b in zip(one, other))
 
 
 class ViolinMask(nn.Module):
@@ -244,6 +255,8 @@ class ViolinMask(nn.Module):
             heads=None if masked_heads is None else tuple(masked_heads),
         )
         self.layer_heads = int(heads)
+        if self.layer_heads < 1:
+            raise Error(f"heads is {heads}; expected 1 or more")
         self.masked_heads = self.config.heads or tuple(range(self.layer_heads))
         if not all(0 <= head < self.layer_heads for head in self.masked_heads):
             raise Error(f"heads are {list(self.masked_heads)}; expected numbers from 0 to {self.layer_heads - 1}")
@@ -252,7 +265,7 @@ class ViolinMask(nn.Module):
         self._curve_list = ",".join(self.curve_names)
         self._kind = f"{self.config} {self.layer_heads} {self.grid}"
         self._given: Tables | None = None  # while compiled code is traced: made with those of other layers
-        self._kept: dict[tuple[int, int, int], tuple[Any, Tables]] = {}
+        self._kept: dict[tuple[int, int, int], tuple[_State, Tables]] = {}
         self._frozen: dict[tuple[int, int, int], Tables] = {}
         self._thawed: dict[str, bool] = {}  # what required a gradient before freeze()
 
@@ -285,6 +298,16 @@ class ViolinMask(nn.Module):
         index = torch.tensor(self.masked_heads, device=device) if some else None
         self.register_buffer("_head_index", index, persistent=False)
         self.initialise(seed, name)
+
+    def _make_constants(self) -> None:
+        """What no weights file holds, where the parameters are: a module that was on the meta device lacks it."""
+        device = next(t.device for t in self._values() if t is not None)
+        if device.type == "meta":
+            return
+        if self.curve_names:
+            self._units = longest(self._curve_list, self.grid).view(self._units.shape).to(device)
+        if self._head_index is not None:
+            self._head_index = torch.tensor(self.masked_heads, device=device)
 
     # -- initial values ------------------------------------------------------------------------------------------------
 
@@ -351,10 +374,7 @@ class ViolinMask(nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Initial values from torch's generator, and what else a module on the meta device lacks once it has memory."""
-        if self.curve_names:
-            self._units.copy_(longest(self._curve_list, self.grid).view(self._units.shape))
-        if self._head_index is not None:
-            self._head_index.copy_(torch.tensor(self.masked_heads, device="cpu"))
+        self._make_constants()
         if self.gamma is not None:
             self.gamma.fill_(self.config.decay or 1.0)
         self.initialise()
@@ -472,17 +492,21 @@ class ViolinMask(nn.Module):
         if frozen is not None:
             return frozen
         if self.builds(grid, prefix):
+            if self._kept and not torch.compiler.is_compiling():
+                self.drop_tables()  # a fused optimiser changes parameters unseen
             return self.build(grid, prefix)
         state = self._state()
-        kept = self._kept.pop(key, None)
-        if kept is not None and kept[0] != state:
-            self._kept.clear()  # parameters changed: every table is stale
+        everything = dict(self._kept)  # replaced as a whole: other threads may be here too
+        kept = everything.pop(key, None)
+        if kept is not None and not _same(kept[0], state):
+            everything.clear()  # parameters changed: every table is stale
             kept = None
         if kept is None:
             kept = (state, self._built_plainly(grid, prefix))
-        self._kept[key] = kept  # used last comes last
-        while len(self._kept) > _KEPT_GRIDS or sum(t.nbytes for _, t in self._kept.values()) > self.table_limit:
-            del self._kept[next(iter(self._kept))]
+        everything[key] = kept  # used last comes last
+        while len(everything) > _KEPT_GRIDS or sum(t.nbytes for _, t in everything.values()) > self.table_limit:
+            del everything[next(iter(everything))]
+        self._kept = everything
         return kept[1]
 
     forward = tables
@@ -517,7 +541,7 @@ class ViolinMask(nn.Module):
 
     def drop_tables(self) -> None:
         """Forgets tables that evaluation kept; frozen ones stay."""
-        self._kept.clear()
+        self._kept = {}
 
     @property
     def kept_tables(self) -> int:
@@ -531,9 +555,9 @@ class ViolinMask(nn.Module):
     def _needs_gradient(self) -> bool:
         return torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.parameters())
 
-    def _state(self) -> list[tuple[int, int]]:
+    def _state(self) -> _State:
         tensors = [t for t in (*self._parameters.values(), self.gamma) if t is not None]
-        return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
+        return [(t, t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
 
     def _changed(self) -> None:
         self.drop_tables()
@@ -546,12 +570,17 @@ class ViolinMask(nn.Module):
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ViolinMask:
+        was_meta = self._units.is_meta
         super()._apply(fn, recurse)
+        if was_meta:
+            self._make_constants()
         self._changed()
         return self
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
+        if self._units.is_meta:  # parameters were assigned
+            self._make_constants()
         self._changed()
 
     def __getstate__(self) -> dict[str, Any]:

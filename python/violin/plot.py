@@ -1,7 +1,4 @@
-"""Pictures of curves, masks and decays; needs matplotlib (``pip install violin[plot]``).
-
-Every function draws into ``axes`` where given, and returns the figure.
-"""
+"""Pictures of curves, masks and decays; needs matplotlib (``pip install violin[plot]``). Every function returns a figure."""
 
 from __future__ import annotations
 
@@ -38,6 +35,8 @@ def _panels(count: int, columns: int, size: float = 2.2) -> tuple[Any, list[Any]
 def curves(names: str | Sequence[str] = "violin", grid: Sequence[int] = (14, 14), columns: int = 4) -> Any:
     """The walk of each curve over the grid, coloured from first to last."""
     chosen = curve_module.names(names)
+    if not chosen:
+        raise Error("no curves are named; expected a set, a name or several")
     figure, axes = _panels(len(chosen), columns)
     height, width = grid
     for axis, name in zip(axes, chosen):
@@ -61,6 +60,8 @@ def mask(
 ) -> Any:
     """The mask around one patch (row, column), a panel per head. source: a mask, or tables [h,P+N,P+N]."""
     height, width = grid
+    if not (0 <= at[0] < height and 0 <= at[1] < width):
+        raise Error(f"the patch ({at[0]}, {at[1]}) is outside of the grid, {height}x{width}")
     with torch.no_grad():
         table = source.mask(grid, prefix) if isinstance(source, ViolinMask) else source
     token = prefix + int(at[0]) * width + int(at[1])

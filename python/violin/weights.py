@@ -6,11 +6,17 @@ A file is safetensors with timm's parameter names and three texts beside them: `
 
 from __future__ import annotations
 
+import argparse
+import datetime
 import functools
 import json
+import math
 import os
+import pathlib
 import re
+import types
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,7 +27,7 @@ from . import _safetensors
 from . import curves as curve_module
 from .errors import Error
 from .mask import MaskConfig, ViolinMask, longest
-from .plugging import Structure, find, masks, plug_config, sites, unwrapped
+from .plugging import Structure, find, masks, plug_config, sites, unplug, unwrapped
 
 _INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
 VERSION = "0.1.0"
@@ -142,16 +148,50 @@ def model_config(model: nn.Module) -> dict[str, Any]:
         "embed_dim": dim,
         "depth": len(structure.blocks),
         "num_heads": int(attention.num_heads),
-        "mlp_ratio": fc1.out_features / dim,
+        "mlp_ratio": _ratio(fc1.out_features, dim),
         **config,
         "init_values": None if scale is None else float(getattr(scale, "init_values", 1e-5)),
         "norm_eps": norm.eps,
         "pos_resample": resample,
     }
-    plugged = getattr(vit, "_violin", None)
-    if plugged is not None:
-        config["violin"] = plugged.config.to_json()
+    mask = _mask_config(structure)
+    if mask is not None:
+        config["violin"] = mask.to_json()
     return config
+
+
+def _ratio(hidden: int, dim: int) -> float:
+    """The quotient from which int(dim * ratio) is the hidden width again."""
+    ratio = hidden / dim
+    while int(dim * ratio) < hidden:
+        ratio = math.nextafter(ratio, math.inf)
+    return ratio
+
+
+def _mask_config(structure: Structure) -> MaskConfig | None:
+    """What the masks of a model are, plugged in or built with :class:`~violin.Attention`."""
+    plugged = getattr(structure.vit, "_violin", None)
+    if plugged is not None:
+        return plugged.config
+    found = [(site, cast(Any, site.module)) for site in sites(structure)]
+    found = [(site, layer) for site, layer in found if isinstance(getattr(layer, "violin", None), ViolinMask)]
+    if not found:
+        return None
+    first = found[0][1].violin.config
+    for site, layer in found:
+        if _description(layer.violin.config) != _description(first):
+            raise Error(f"{site.name} has another kind of mask than {found[0][0].name}; one file describes one kind")
+        if layer._grids.prefix != structure.prefix:
+            raise Error(f"{site.name} has prefix={layer._grids.prefix}; the model has {structure.prefix} prefix tokens")
+    numbers = tuple(site.block for site, _ in found)
+    return replace(first, blocks=None if len(numbers) == len(structure.blocks) else numbers)
+
+
+def _description(config: MaskConfig) -> dict[str, Any]:
+    """What a mask computes from its parameters."""
+    result = replace(config, blocks=None).to_json()
+    result.pop("init")
+    return {**result, "curves": config.names}
 
 
 def _native(config: Mapping[str, Any]) -> tuple[int, int]:
@@ -240,11 +280,44 @@ def _read(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> tuple[dict[s
     if path.suffix == ".safetensors":
         return _safetensors.load_file(path)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True), {}
+        with torch.serialization.safe_globals(_harmless()):
+            return torch.load(path, map_location="cpu", weights_only=True), {}
     except FileNotFoundError:
         raise Error(f"{path} does not exist") from None
     except Exception as error:  # whatever a broken or hostile file brings up
+        foreign = re.search(r"GLOBAL (\S+)", str(error))
+        if foreign:
+            raise Error(
+                f"{path} holds a {foreign[1]} beside its weights, which is not read: save the state dict alone, or allow it "
+                "with torch.serialization.add_safe_globals"
+            ) from error
         raise Error(f"{path} is no file of plain weights ({str(error).splitlines()[0]})") from error
+
+
+def _harmless() -> list[Any]:
+    """What training scripts keep beside weights, and does nothing when it is read."""
+    kinds = ("Path", "PosixPath", "PurePath", "PurePosixPath", "PureWindowsPath", "WindowsPath")
+    paths = [getattr(pathlib, name) for name in kinds]
+    dates = [datetime.datetime, datetime.date, datetime.timedelta]
+    return [argparse.Namespace, types.SimpleNamespace, *paths, *dates, *_harmless_numpy()]
+
+
+def _harmless_numpy() -> list[Any]:
+    try:
+        import numpy
+    except ImportError:
+        return []
+    core = numpy._core if hasattr(numpy, "_core") else numpy.core  # type: ignore[attr-defined]
+    names = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
+    kinds = {type(numpy.dtype(name)) for name in names}
+    # Under both names that the module has had.
+    scalar, rebuild = core.multiarray.scalar, core.multiarray._reconstruct
+    renamed = [
+        (function, f"numpy.{package}.multiarray.{name}")
+        for function, name in ((scalar, "scalar"), (rebuild, "_reconstruct"))
+        for package in ("core", "_core")
+    ]
+    return [numpy.dtype, numpy.ndarray, *kinds, *renamed]
 
 
 def _unwrap(weights: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -321,7 +394,8 @@ def load_state(
     """Loads weights into a model: files of this package and of the C++ binary, published Violin weights, timm's.
 
     source: a .safetensors or .pth file, or a state dict. A model without masks gets those that the weights have: as the file
-    describes them, else told from the tensors, ``curves`` and ``strategy``. strict: every parameter is there and no other.
+    describes them, else told from the tensors, ``curves`` and ``strategy``. strict: every parameter is there and no other,
+    and masks are of the kind that the file describes. Where weights do not fit, the model stays as it was.
     Returns what the file says about itself: ``model``, ``preprocessing``, ``classes``.
     """
     raw, metadata = _read(source)
@@ -329,13 +403,33 @@ def load_state(
     about = {key: _parsed("violin." + key, metadata["violin." + key]) for key in _ABOUT if "violin." + key in metadata}
     described = about.get("model") or {}
     structure = find(model)
+    own = _mask_config(structure)
+    described_mask = MaskConfig.from_json(described["violin"]) if described.get("violin") else None
+    if own is None and any(".attn.violin." in name for name in weights):
+        plug_config(model, described_mask or _guessed(weights, curves, strategy))
+        try:
+            _put(model, weights, _native(described) if described else None, strict)
+        except Error:
+            unplug(model)
+            raise
+        return about
+    if strict and own is not None and described_mask is not None:
+        depth = range(len(structure.blocks))
+        ours, theirs = ({**_description(c), "blocks": [b for b in depth if c.covers(b)]} for c in (own, described_mask))
+        for field in ours:
+            if ours[field] != theirs.get(field):
+                raise Error(
+                    f"the weights' mask has {field} {theirs.get(field)} and the model's {ours[field]}; unplug the model and "
+                    "load_state() plugs what the file describes"
+                )
+    _put(model, weights, _native(described) if described else None, strict)
+    return about
+
+
+def _put(model: nn.Module, weights: dict[str, Tensor], native: tuple[int, int] | None, strict: bool) -> None:
+    """Weights under timm's names into a model. native: the grid that the weights were made for, where known."""
+    structure = find(model)
     names = {_canonical(structure, name): name for name in structure.vit.state_dict()}
-    if any(".attn.violin." in name for name in weights) and not any(True for _ in masks(structure.vit)):
-        block = described.get("violin")
-        config = MaskConfig.from_json(block) if block else _guessed(weights, curves, strategy)
-        plug_config(model, config)
-        names = {_canonical(structure, name): name for name in structure.vit.state_dict()}
-    native = _native(described) if described else None
     for index, (_, mask) in _indexed_masks(model):
         key = f"blocks.{index}.attn.violin.rate"
         if native is not None and native != mask.grid and key in weights:
@@ -360,7 +454,6 @@ def load_state(
         if value.shape != own[name].shape:
             raise Error(f"{name} is {list(value.shape)} in the weights and {list(own[name].shape)} in the model")
     structure.vit.load_state_dict(chosen, strict=False)
-    return about
 
 
 def _parsed(key: str, text: str) -> Any:

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parent.parent.parent
-if importlib.util.find_spec("violin") is None:
+installed = importlib.util.find_spec("violin")
+if installed is None or installed.origin is None:  # the folder of the C++ library is no package
     sys.path.insert(0, str(ROOT / "python"))
 
 

@@ -253,7 +253,8 @@ def test_mistakes_name_the_option():
         ({"init": "identity", "decay": 0.9}, "decay is 0.9"),
         ({"init": "identity", "strategy": "add_v1", "alpha": False}, "alpha is False"),
         ({"masked_heads": [0, 5]}, r"heads are \[0, 5\]; expected numbers from 0 to 1"),
-        ({"masked_heads": [0, 0]}, "each number once"),
+        ({"masked_heads": [0, 0]}, "each once"),
+        ({"masked_heads": []}, r"heads is \[\]"),
         ({"prefix_decay": "two"}, "prefix_decay is 'two'"),
     ]:
         with pytest.raises(violin.Error, match=message):
@@ -277,3 +278,25 @@ def test_fixed_decay_is_a_buffer():
     mask = violin.ViolinMask(2, decay=0.996, alpha=False, grid=(2, 2))
     assert list(mask.state_dict()) == ["gamma"] and not list(mask.parameters())
     assert math.isclose(mask.mask((1, 2))[0, 0, 1].item(), 0.996, rel_tol=1e-6)
+
+
+def test_kept_tables_see_fused_optimisers_and_swapped_parameters():
+    mask = violin.ViolinMask(64, grid=(2, 2), init="spread").eval()
+    optimiser = torch.optim.AdamW(mask.parameters(), lr=0.1, fused=True)
+    with torch.no_grad():
+        before = mask.tables((2, 2), 1).gain.clone()
+    mask.tables((2, 2), 1).gain.sum().backward()
+    optimiser.step()
+    with torch.no_grad():
+        assert not torch.equal(mask.tables((2, 2), 1).gain, before)
+        for i in range(60):  # temporaries, whose addresses come again
+            values = {key: value - 0.01 * i for key, value in mask.named_parameters()}
+            kept = torch.func.functional_call(mask, values, ((2, 2), 1)).gain
+            expected = torch.func.functional_call(mask.train(), values, ((2, 2), 1)).gain
+            mask.eval() if i % 2 else setattr(mask, "training", False)
+            assert torch.equal(kept, expected), i
+
+
+def test_a_mask_needs_heads():
+    with pytest.raises(violin.Error, match="heads is 0"):
+        violin.ViolinMask(0)

@@ -3,6 +3,8 @@
 import copy
 import json
 import pickle
+import sys
+import threading
 
 import pytest
 import torch
@@ -205,7 +207,7 @@ def test_dino_map_includes_the_mask_and_is_made_only_on_request():
         expected = model.get_last_selfattention(x)
         violin.plug(model)
         torch.testing.assert_close(model.get_last_selfattention(x), expected, rtol=1e-5, atol=1e-6)
-        assert model.blocks[0].attn(torch.zeros(1, 17, 24))[1] is None
+        assert model.blocks[0].attn(torch.zeros(1, 1 + 6 * 8, 24))[1] is None
 
 
 def test_errors_name_what_cannot_be_plugged(timm):
@@ -360,3 +362,123 @@ def test_plugging_does_not_disturb_random_numbers():
     torch.manual_seed(5)
     violin.plug(model)
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_dropped_patches_are_no_smaller_grid(timm):
+    from timm.layers import PatchDropout
+
+    model = violin.plug(build("dynamic"), init="spread").train()
+    x = images((64, 64))
+    model(x)
+    model.patch_drop = PatchDropout(0.75)  # 16 of 64 patches
+    with pytest.raises(violin.Error, match="drop no patches"):
+        model(x)
+    with pytest.raises(violin.Error, match="drop no patches"):
+        model.blocks(torch.zeros(1, 17, 24))
+
+
+def test_threads_have_their_own_grids():
+    model = violin.plug(build("dynamic"), init="spread").eval()
+    inputs = [images(size) for size in ((48, 24), (24, 48), (16, 32), (32, 16))]
+    expected = [run(model, x) for x in inputs]
+    model.eval()
+    wrong = []
+
+    def work(index):
+        for n in range(40):
+            try:
+                if not torch.equal(run(model, inputs[index]), expected[index]):
+                    wrong.append((index, n))
+            except Exception as error:
+                wrong.append(error)
+            if n % 8 == index:
+                model.blocks[0].attn.violin.drop_tables()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(len(inputs))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", ["vit", "torchvision"])
+def test_hooks_of_the_user_go_on(name):
+    model = build(name).eval()
+    layer = model.encoder.layers.encoder_layer_0.self_attention if name == "torchvision" else model.blocks[0].attn
+    calls = []
+    handle = layer.register_forward_hook(lambda *_: calls.append(1))
+    violin.plug(model)
+    assert not calls
+    run(model, images((32, 32)))
+    assert len(calls) == 1
+    violin.unplug(model)
+    run(model, images((32, 32)))
+    assert len(calls) == 2
+    handle.remove()
+    run(model, images((32, 32)))
+    assert len(calls) == 2
+
+
+def test_chosen_heads_of_maps_keep_their_order():
+    model = violin.plug(build("vit"), init="spread").eval()
+    x = images((32, 32))
+    everything = violin.attention_maps(model, x)[0]
+    torch.testing.assert_close(violin.attention_maps(model, x, heads=[2, 0])[0], everything[:, [2, 0]])
+    for options, message in [
+        ({"heads": [-1]}, r"heads are \[-1\]"),
+        ({"heads": []}, r"heads are \[\]"),
+        ({"heads": [3]}, r"heads are \[3\]; blocks.0.attn has heads 0 to 2"),
+        ({"queries": []}, "queries are empty"),
+    ]:
+        with pytest.raises(violin.Error, match=message):
+            violin.attention_maps(model, x, **options)
+
+
+def test_nothing_chosen_is_not_everything():
+    with pytest.raises(violin.Error, match=r"blocks is \[\]"):
+        violin.plug(build("vit"), blocks=[])
+    with pytest.raises(violin.Error, match=r"heads is \[\]"):
+        violin.plug(build("vit"), heads=[])
+
+
+def test_freezing_a_padded_grid():
+    model = violin.plug(build("padded"), init="spread").eval()
+    x = images((45, 20))
+    expected = run(model, x)
+    violin.freeze(model, (45, 20))
+    mask = model.blocks[0].attn.violin
+    mask.drop_tables()
+    torch.testing.assert_close(run(model, x), expected)
+    assert mask.kept_tables == 0  # the frozen ones were used
+
+
+def test_newer_settings_of_tf32_are_understood(monkeypatch):
+    from violin import plugging
+
+    class Mixed:
+        @property
+        def allow_tf32(self):
+            raise RuntimeError("mix of the legacy and new APIs")
+
+    monkeypatch.setattr(torch.backends.cuda, "matmul", Mixed())
+    assert plugging._products_are_coarse()
+
+
+def test_plugged_on_the_meta_device():
+    reference = violin.plug(build("vit"), init="spread", heads=[0, 2]).eval()
+    x = images((32, 32))
+    expected = run(reference, x)
+    for assign in (False, True):
+        with torch.device("meta"):
+            model = build("vit")
+        violin.plug(model, init="spread", heads=[0, 2])
+        if not assign:
+            model.to_empty(device="cpu")
+        model.load_state_dict(reference.state_dict(), assign=assign)
+        torch.testing.assert_close(run(model.eval(), x), expected)

@@ -105,14 +105,45 @@ def test_checkpointing_gives_the_same_gradients_for_several_crops(timm):
     close(gradients(model, model, *crops), expected, rtol=1e-5)
 
 
-def test_checkpointing_refuses_to_guess_between_shapes_of_equal_size(timm):
+def test_checkpointing_knows_shapes_of_equal_size_apart(timm):
     model = violin.plug(build("dynamic"), init="spread")
-    model.set_grad_checkpointing()
     one, other = torch.randn(1, 3, 48, 24), torch.randn(1, 3, 24, 48)
-    gradients(model, model, one)
-    gradients(model, model, other[..., :16])
+    steps = [(one,), (other,), (one, other), (other, one)]
+    expected = [gradients(model, model, *step) for step in steps]
+    model.set_grad_checkpointing()
+    for step, values in zip(steps, expected):
+        close(gradients(model, model, *step), values, rtol=1e-5)
+    with torch.no_grad():
+        model(other)
+    loss = model(one).square().sum()
+    with torch.no_grad():
+        model(other)  # an evaluation between forward and backward
+    model.zero_grad(set_to_none=True)
+    loss.backward()
+    close([loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)], expected[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_checkpointing_outside_of_forward_refuses_to_guess_between_shapes_of_equal_size(frozen, timm):
+    model = violin.plug(build("dynamic"), init="spread")
+    one, other = torch.randn(1, 3, 48, 24), torch.randn(1, 3, 24, 48)
+    model.patch_embed.requires_grad_(not frozen)
+    model.cls_token.requires_grad_(not frozen)
+    model.pos_embed.requires_grad_(not frozen)
+    expected = gradients(model.forward_features, model, one)
+    model.set_grad_checkpointing()
+    close(gradients(model.forward_features, model, one), expected, rtol=1e-5)
     with pytest.raises(violin.Error, match=r"blocks\.1\.attn: activation checkpointing cannot tell"):
-        gradients(model, model, one, other)
+        gradients(model.forward_features, model, one, other)
+    if not frozen:  # the graphs are gone
+        close(gradients(model.forward_features, model, one), expected, rtol=1e-5)
+
+
+def test_dynamic_export_says_what_to_do(timm):
+    model = violin.plug(build("dynamic"), init="spread").eval()
+    sides = {2: 8 * torch.export.Dim("h", min=2, max=8), 3: 8 * torch.export.Dim("w", min=2, max=8)}
+    with pytest.raises(Exception, match="export once per image size"):
+        torch.export.export(model, (torch.randn(2, 3, 32, 32),), dynamic_shapes=(sides,))
 
 
 def test_checkpointed_layers_of_other_models():

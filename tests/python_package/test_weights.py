@@ -293,3 +293,81 @@ def test_description_has_only_fields_that_the_binary_knows(timm):
     for field in (*config, *config["violin"]):
         assert f'{{"{field}"' in text, field
     json.dumps(config)
+
+
+def test_checkpoints_of_training_scripts_load(tmp_path):
+    import argparse
+
+    model = violin.plug(build("vit"), init="spread").eval()
+    beside = {"args": argparse.Namespace(lr=1e-3, out=tmp_path), "epoch": 3}
+    try:
+        import numpy
+
+        beside["best"] = numpy.float64(3)
+    except ImportError:
+        pass
+    torch.save({"model": model.state_dict(), **beside}, tmp_path / "c.pth")
+    other = build("vit").eval()
+    violin.load_state(other, tmp_path / "c.pth")
+    x = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(run(other, x), run(model, x))
+    torch.save({"model": model.state_dict(), "scheduler": torch.optim.lr_scheduler.LambdaLR}, tmp_path / "d.pth")
+    with pytest.raises(violin.Error, match=r"holds a torch.optim.lr_scheduler.LambdaLR beside its weights"):
+        violin.load_state(build("vit"), tmp_path / "d.pth")
+
+
+def with_layers(timm_options=None, **mask):
+    from timm.models.vision_transformer import VisionTransformer
+
+    class Layer(violin.Attention):
+        def __init__(self, dim, num_heads, **options):
+            super().__init__(dim, num_heads, mask=dict(mask), grid=(4, 4), prefix=1, **options)
+
+    options = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5}
+    return VisionTransformer(**{**options, **(timm_options or {})}, attn_layer=Layer)
+
+
+def test_models_built_with_our_layers_come_back(tmp_path, timm):
+    model = with_layers(init="spread", strategy="mul_after_sm").eval()
+    violin.save(model, tmp_path / "m.safetensors")
+    assert violin.model_config(model)["violin"]["strategy"] == "mul_after_sm"
+    x = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(run(violin.load(tmp_path / "m.safetensors").eval(), x), run(model, x))
+    model.blocks[1].attn.violin = violin.ViolinMask(3, "hilbert", grid=(4, 4))
+    with pytest.raises(violin.Error, match=r"blocks\.1\.attn has another kind of mask"):
+        violin.save(model, tmp_path / "n.safetensors")
+    model.blocks[1].attn.violin = None
+    assert violin.model_config(model)["violin"]["blocks"] == [0]
+
+
+def test_a_plugged_model_refuses_weights_of_another_mask(tmp_path, timm):
+    violin.save(violin.plug(build("vit"), init="spread", curves="normal"), tmp_path / "m.safetensors")
+    for options, field in [
+        ({"curves": "transposed"}, "curves"),
+        ({"curves": "normal", "strategy": "mul_after_sm"}, "strategy"),
+        ({"curves": "normal", "blocks": [0]}, "blocks"),
+    ]:
+        model = violin.plug(build("vit"), init="spread", **options)
+        with pytest.raises(violin.Error, match=f"the weights' mask has {field} "):
+            violin.load_state(model, tmp_path / "m.safetensors")
+    same = violin.plug(build("vit"), init="pretrain", curves="snake,hilbert,peano,zigzag")
+    violin.load_state(same, tmp_path / "m.safetensors")
+
+
+def test_refused_weights_leave_the_model_alone(tmp_path, timm):
+    model = violin.plug(build("vit"), init="spread")
+    weights = model.state_dict()
+    weights.pop("norm.weight")
+    plain = build("vit")
+    with pytest.raises(violin.Error, match="1 missing"):
+        violin.load_state(plain, weights)
+    assert not violin.is_plugged(plain)
+
+
+def test_hidden_widths_that_no_short_quotient_gives(tmp_path, timm):
+    from timm.models.vision_transformer import VisionTransformer
+
+    options = {"img_size": 32, "patch_size": 8, "embed_dim": 176, "depth": 1, "num_heads": 2, "num_classes": 5}
+    model = VisionTransformer(**options, mlp_ratio=784.5 / 176)
+    violin.save(model, tmp_path / "m.safetensors")
+    assert violin.load(tmp_path / "m.safetensors").blocks[0].mlp.fc1.out_features == 784
