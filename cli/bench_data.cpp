@@ -17,6 +17,7 @@
 
 #include "cli/common.h"
 #include "violin/data/loader.h"
+#include "violin/nn/json_text.h"
 
 namespace violin::cli {
 namespace {
@@ -133,7 +134,7 @@ void run_data(DataOptions options) {
                                {"size", options.size},
                                {"loader", {{"workers", options.workers}, {"images_per_second", loader}}}};
     for (const Row& row : rows) document["images_per_second_per_core"][row.name] = row.rate;
-    print(document.dump(2) + "\n");
+    print(nn::json_text(document, 2) + "\n");
     return;
   }
   print(options.data + ": " + std::to_string(set.size()) + " images, to " + std::to_string(options.size) + "x" +

@@ -1,5 +1,6 @@
 #include "cli/common.h"
 
+#include <c10/util/Exception.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -27,6 +28,13 @@ std::string one_line(std::string_view text) {
 
 }  // namespace
 
+std::string message_of(const std::exception& error) {
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  if (torch_error == nullptr) return error.what();
+  const std::string text = torch_error->what_without_backtrace();
+  return text.substr(0, text.find('\n'));
+}
+
 int run(std::string_view who, const std::function<void()>& work) {
   const std::string name(who);
   try {
@@ -39,7 +47,7 @@ int run(std::string_view who, const std::function<void()>& work) {
   } catch (const std::bad_alloc&) {
     note(name + ": out of memory");
   } catch (const std::exception& error) {
-    note(name + ": " + error.what());
+    note(name + ": " + message_of(error));
   }
   return kFailed;
 }

@@ -31,6 +31,9 @@ class Usage : public std::runtime_error {
 // Runs `work` and turns what it throws into one line on stderr, after `who`, and an exit code.
 int run(std::string_view who, const std::function<void()>& work);
 
+// What an exception says, in one line: torch's own carry a trace of the calls.
+std::string message_of(const std::exception& error);
+
 // The value of an option (its name may be empty); what the library does not accept there is a mistake on the command
 // line.
 template <typename Parse>

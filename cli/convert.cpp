@@ -5,6 +5,7 @@
 
 #include "cli/common.h"
 #include "cli/weights.h"
+#include "violin/nn/json_text.h"
 
 namespace violin::cli {
 namespace {
@@ -55,7 +56,7 @@ void run_convert(const Options& options) {
     json["model"] = nn::to_json(loaded.model->config());
     json["preprocessing"] = checkpoint::to_json(loaded.preprocessing);
     json["classes"] = loaded.classes.size();
-    return print(json.dump() + "\n");
+    return print(nn::json_text(json) + "\n");
   }
   print(loaded.report.text());
   note("wrote " + options.out);

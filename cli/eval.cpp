@@ -1,21 +1,27 @@
 // violin eval: accuracy of weights on labelled images.
 
 #include <cstdio>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 
 #include "cli/common.h"
 #include "cli/compute.h"
 #include "cli/progress.h"
 #include "cli/weights.h"
 #include "violin/data/csv.h"
+#include "violin/nn/json_text.h"
 #include "violin/number_text.h"
 #include "violin/train/evaluate.h"
 #include "violin/train/predictions.h"
+#include "violin/train/run_folder.h"
+#include "violin/train/task.h"
 
 namespace violin::cli {
 namespace {
 
+namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
 struct Options {
@@ -32,16 +38,81 @@ struct Options {
   bool json = false;
 };
 
-data::SampleSet chosen_split(const data::Dataset& dataset, const std::string& name, std::string& used) {
-  used = name.empty() ? dataset.evaluated_name() : name;
-  if (name.empty()) return dataset.evaluated();
-  const data::SampleSet* set = name == "train"  ? &dataset.train
-                               : name == "val"  ? &dataset.val
-                               : name == "test" ? &dataset.test
-                                                : nullptr;
+// The run that weights belong to: those of its folder, of its best/ or last/, or a file in one of these.
+std::optional<train::Task> run_of(const fs::path& weights) {
+  fs::path folder = fs::absolute(weights).lexically_normal();
+  if (folder.filename().empty() || !fs::is_directory(folder)) folder = folder.parent_path();
+  if (!train::is_run_folder(folder)) {
+    if (folder.filename() != "best" && folder.filename() != "last") return std::nullopt;
+    folder = folder.parent_path();
+    if (!train::is_run_folder(folder)) return std::nullopt;
+  }
+  return train::task_from_json(train::read_json_file(folder / "config.json"));
+}
+
+// The run's own images with the split that it made. Nothing for other images.
+std::optional<data::Dataset> data_of(train::Task run, const fs::path& data) {
+  run.data = data;
+  try {
+    return train::open_task_data(run);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+struct Evaluated {
+  data::SampleSet set;
+  std::string split;
+  std::vector<std::string> classes;
+};
+
+Evaluated chosen_split(const data::Dataset& dataset, const std::string& name, bool of_run) {
+  if (name.empty() && !of_run) return {dataset.evaluated(), dataset.evaluated_name(), dataset.classes};
+  // A run's val is what it held out, also of one folder of classes.
+  const std::string split = !name.empty()           ? name
+                            : !dataset.test.empty() ? "test"
+                            : !dataset.val.empty()  ? "val"
+                                                    : "train";
+  const data::SampleSet* set = split == "train"  ? &dataset.train
+                               : split == "val"  ? &dataset.val
+                               : split == "test" ? &dataset.test
+                                                 : nullptr;
   if (set == nullptr) throw Usage("--split '" + name + "': expected train, val or test");
-  if (set->empty()) throw Error("the data have no images in the split '" + name + "'");
-  return *set;
+  if (set->empty())
+    throw Error("the data have no images in the split '" + split + "'; without --split all that there are count");
+  return {*set, split, dataset.classes};
+}
+
+std::int64_t count_common(const data::SampleSet& set, const data::SampleSet& other) {
+  const auto place = [](const data::Sample& sample) {
+    return std::pair(fs::absolute(sample.path).lexically_normal().string(), sample.record);
+  };
+  std::set<std::pair<std::string, std::int64_t>> places;
+  for (const data::Sample& sample : other.samples()) places.insert(place(sample));
+  std::int64_t common = 0;
+  for (const data::Sample& sample : set.samples()) common += static_cast<std::int64_t>(places.count(place(sample)));
+  return common;
+}
+
+// Only a run knows what it held out. Elsewhere nothing is: a share of images that weights may have been trained on
+// would look like validation images.
+Evaluated open_images(const Options& options) {
+  const std::optional<train::Task> run = run_of(options.weights);
+  std::optional<data::Dataset> own = run ? data_of(*run, options.data) : std::nullopt;
+  const data::Dataset dataset = own ? *own : data::open_dataset(options.data, {.held_out = 0});
+  for (const std::string& line : dataset.notes) note(line);
+  Evaluated evaluated = chosen_split(dataset, options.split, own.has_value());
+  if (!run) return evaluated;
+  if (!own) {
+    own = data_of(*run, run->data);
+    note("the images in '" + options.data + "' are not those of the run: nothing is held out of them" +
+         (own ? "" : ", and whether it was trained on some of them cannot be told"));
+  }
+  const std::int64_t trained = own ? count_common(evaluated.set, own->train) : 0;
+  if (trained > 0)
+    note("the run was trained on " + std::to_string(trained) + " of these " + std::to_string(evaluated.set.size()) +
+         " images: this is not its accuracy on new ones");
+  return evaluated;
 }
 
 std::vector<std::int64_t> parse_resolutions(const std::string& text, std::int64_t own) {
@@ -85,16 +156,14 @@ void evaluate_weights(const Options& options) {
   const std::int64_t outputs = loaded.model->config().num_classes;
   if (outputs == 0)
     throw Error("'" + options.weights + "' has no classifier; train one with violin finetune --recipe head");
-  const data::Dataset dataset = data::open_dataset(options.data);
-  std::string split;
-  const data::SampleSet set = chosen_split(dataset, options.split, split);
-  settings.columns = train::match_classes(loaded.classes, dataset.classes);
-  if (loaded.classes.empty() && outputs != static_cast<std::int64_t>(dataset.classes.size())) {
+  const auto [set, split, labels] = open_images(options);
+  settings.columns = train::match_classes(loaded.classes, labels);
+  if (loaded.classes.empty() && outputs != static_cast<std::int64_t>(labels.size())) {
     throw Error("'" + options.weights + "' has " + std::to_string(outputs) +
-                " classes without names, the images have " + std::to_string(dataset.classes.size()) +
+                " classes without names, the images have " + std::to_string(labels.size()) +
                 "; convert the weights with --classes to name them");
   }
-  std::vector<std::string> names = loaded.classes.empty() ? dataset.classes : loaded.classes;
+  std::vector<std::string> names = loaded.classes.empty() ? labels : loaded.classes;
 
   ordered_json rows = ordered_json::array();
   std::string text;
@@ -169,7 +238,7 @@ void evaluate_weights(const Options& options) {
                          {"neither_right", comparison->neither},
                          {"mcnemar_p", comparison->p}};
   }
-  print(object.dump(2) + "\n");
+  print(nn::json_text(object, 2) + "\n");
 }
 
 }  // namespace
@@ -182,7 +251,8 @@ void add_eval(CLI::App& app) {
       ->required()
       ->type_name("RUN_OR_WEIGHTS");
   verb->add_option("--data", options->data, "Folder of images, CIFAR files or a manifest")->type_name("PATH");
-  verb->add_option("--split", options->split, "train, val or test (default: test, else val, else all)")
+  verb->add_option("--split", options->split,
+                   "train, val or test, of a run as it was split (default: test, else val, else all)")
       ->type_name("NAME");
   verb->add_option("--batch", options->batch, "Images per forward pass (default 64)")->type_name("N");
   verb->add_option("--resolutions", options->resolutions, "Evaluate at these sizes in pixels")->type_name("144,224,…");

@@ -13,6 +13,7 @@
 #include "violin/checkpoint/message.h"
 #include "violin/checkpoint/safetensors.h"
 #include "violin/data/loader.h"
+#include "violin/nn/json_text.h"
 
 namespace violin::cli {
 namespace {
@@ -156,9 +157,7 @@ void run_features(const Options& options) {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const checkpoint::NamedTensors results = collector.results();
   checkpoint::Metadata metadata;
-  if (!read.names.empty())
-    metadata["violin.images"] =
-        nlohmann::json(read.names).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  if (!read.names.empty()) metadata["violin.images"] = nn::json_text(nlohmann::json(read.names));
   if (!loaded.classes.empty()) metadata["violin.classes"] = nlohmann::json(loaded.classes).dump();
   checkpoint::save_safetensors(options.out, results, metadata);
 
@@ -175,7 +174,7 @@ void run_features(const Options& options) {
                                          {"skipped", skipped},
                                          {"seconds", seconds},
                                          {"images_per_second", static_cast<double>(images) / seconds}};
-    return print(json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+    return print(nn::json_text(json) + "\n");
   }
   for (const auto& [name, tensor] : results) print(name + " " + checkpoint::shape_text(tensor.sizes().vec()) + "\n");
   note("wrote " + options.out);

@@ -15,6 +15,7 @@
 #include "cli/common.h"
 #include "cli/weights.h"
 #include "violin/checkpoint/message.h"
+#include "violin/nn/json_text.h"
 #include "violin/nn/mask.h"
 #include "violin/number_text.h"
 #include "violin/viz/decay_chart.h"
@@ -423,7 +424,7 @@ void run_inspect(const Options& options) {
   if (options.time && options.picture.wanted()) throw Usage("--time measures and draws nothing");
   if (options.time) return time_loading(options);
   const Inspected result = inspect(options);
-  if (options.json) return print(to_json(result).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+  if (options.json) return print(nn::json_text(to_json(result)) + "\n");
   if (options.picture.wanted()) return write_pictures(viz::decay_chart(chart_of(result)), options.picture);
   print_text(result, options);
 }

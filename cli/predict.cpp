@@ -1,7 +1,8 @@
 // violin predict: classes of images, and where the model looked.
 
-#include <cstdio>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "cli/common.h"
 #include "cli/compute.h"
@@ -9,6 +10,7 @@
 #include "cli/weights.h"
 #include "violin/data/dataset.h"
 #include "violin/data/loader.h"
+#include "violin/nn/json_text.h"
 #include "violin/number_text.h"
 #include "violin/predict/attention_map.h"
 #include "violin/predict/predictor.h"
@@ -24,76 +26,82 @@ struct Options {
   std::vector<std::string> images;
   std::int64_t top = 5;
   std::string attention;
-  std::int64_t block = -1;
+  std::optional<std::int64_t> block;
   std::string on_bad_image = "skip";
   WeightsOptions model;
   ComputeOptions compute;
   bool json = false;
 };
 
+// The block whose attention is shown; a mistake must not cost the predictions.
+std::int64_t chosen_block(const Options& options, std::int64_t depth) {
+  const std::int64_t block = options.block.value_or(-1);
+  if (block < -depth || block >= depth)
+    throw Usage("--block " + std::to_string(block) + ": the model has blocks 0 to " + std::to_string(depth - 1));
+  return block;
+}
+
 void predict(const Options& options) {
   if (options.top < 1) throw Usage("--top must be at least 1");
-  const data::OnBadImage policy =
-      argument("--on-bad-image", [&] { return data::parse_on_bad_image(options.on_bad_image); });
+  if (options.block && options.attention.empty()) throw Usage("--block says whose attention is shown: add --attention");
   const Compute compute = start_compute(options.compute);
+  data::LoaderOptions loading;
+  loading.workers = compute.workers;
+  loading.on_bad_image = argument("--on-bad-image", [&] { return data::parse_on_bad_image(options.on_bad_image); });
   PredictorOptions settings;
   settings.load = load_options(options.model);
   settings.load.device = compute.device;
   settings.precision = compute.precision;
   checkpoint::LoadedModel loaded = checkpoint::load_model(options.weights, settings.load);
   const nn::Model model = loaded.model;
+  const std::int64_t block = chosen_block(options, model->config().depth);
   const Predictor predictor(std::move(loaded), settings);
   std::vector<std::filesystem::path> paths(options.images.begin(), options.images.end());
   const data::SampleSet set = data::open_images(paths);
+  PictureOptions pictures;
+  const std::size_t shown = options.attention.empty() ? 0 : viz::attention_sheet_limit(pictures.scale);
 
   ordered_json list = ordered_json::array();
   std::vector<viz::AttentionEntry> sheet;
   std::string text;
-  std::int64_t skipped = 0;
+  data::Loader loader(set, std::make_shared<data::EvalTransform>(predictor.preprocessing()), loading);
+  loader.start(data::in_order(set.size()), settings.batch, 0);
   Progress progress("predict", set.size(), "images");
-  for (std::int64_t begin = 0; begin < set.size(); begin += settings.batch) {
-    std::vector<Image> images;
-    std::vector<std::string> names;
-    for (std::int64_t i = begin; i < std::min(set.size(), begin + settings.batch); ++i) {
-      try {
-        images.push_back(set.decode(i));
-        names.push_back(set[i].path);
-      } catch (const Error& error) {
-        if (policy == data::OnBadImage::kFatal) throw;
-        progress.message(std::string("skipped a bad image: ") + error.what());
-        ++skipped;
-      }
-    }
-    const std::vector<std::vector<Guess>> guesses = predictor.classify(images, options.top);
-    for (std::size_t i = 0; i < images.size(); ++i) {
+  while (const std::optional<data::Batch> batch = loader.next()) {
+    const at::Tensor probabilities = predictor.probabilities(batch->images);
+    for (std::int64_t i = 0; i < batch->size(); ++i) {
+      const std::int64_t index = batch->indices[i].item<std::int64_t>();
+      const std::string& name = set[index].path;
+      const std::vector<Guess> guesses = predictor.best(probabilities[i], options.top);
       ordered_json classes = ordered_json::array();
-      text += names[i] + "\n";
-      for (const Guess& guess : guesses[i]) {
+      text += name + "\n";
+      for (const Guess& guess : guesses) {
         classes.push_back({{"name", guess.name}, {"probability", guess.probability}});
         text += number_text(100 * guess.probability, "  %6.2f%%  ") + guess.name + "\n";
       }
-      list.push_back({{"image", names[i]}, {"classes", classes}});
-      if (!options.attention.empty()) {
-        sheet.push_back({images[i], attention_map(*model, predictor.prepare(images[i]), options.block),
-                         std::filesystem::path(names[i]).filename().string(),
-                         guesses[i].front().name + number_text(100 * guesses[i].front().probability, " %.0f%%")});
+      list.push_back({{"image", name}, {"classes", classes}});
+      if (sheet.size() < shown)
         // What the model saw is what the map lies on.
-        sheet.back().image = data::eval_pixels(images[i], predictor.preprocessing());
-      }
+        sheet.push_back({data::eval_pixels(set.decode(index), predictor.preprocessing()),
+                         attention_map(*model, batch->images[i], block),
+                         std::filesystem::path(name).filename().string(),
+                         guesses.front().name + number_text(100 * guesses.front().probability, " %.0f%%")});
     }
-    progress.advance(static_cast<std::int64_t>(std::min(set.size(), begin + settings.batch) - begin));
+    progress.advance(batch->size());
   }
   progress.finish();
+  const std::vector<data::BadImage> bad = loader.bad_images();
+  for (const data::BadImage& image : bad) note("skipped a bad image: " + image.message);
+  if (!bad.empty()) note("skipped " + std::to_string(bad.size()) + " bad images");
   if (list.empty()) throw Error("none of the images could be read");
-  if (!options.attention.empty()) {
-    const viz::Scene scene = viz::attention_sheet(sheet);
-    PictureOptions pictures;
-    const bool svg = options.attention.ends_with(".svg");
-    (svg ? pictures.svg : pictures.png) = options.attention;
-    write_pictures(scene, pictures);
-  }
-  if (skipped > 0) note("skipped " + std::to_string(skipped) + " bad images");
-  print(options.json ? list.dump(2) + "\n" : text);
+  // First what was asked for: a picture that cannot be written takes nothing away.
+  print(options.json ? nn::json_text(list, 2) + "\n" : text);
+  if (options.attention.empty()) return;
+  (options.attention.ends_with(".svg") ? pictures.svg : pictures.png) = options.attention;
+  write_pictures(viz::attention_sheet(sheet), pictures);
+  if (sheet.size() < list.size())
+    note("'" + options.attention + "' shows the first " + std::to_string(sheet.size()) + " of " +
+         std::to_string(list.size()) + " images; more do not fit into a picture");
 }
 
 }  // namespace

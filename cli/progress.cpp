@@ -57,11 +57,12 @@ std::string clock_text(double seconds) {
   return text;
 }
 
-Progress::Progress(std::string label, std::int64_t total, std::string unit)
+Progress::Progress(std::string label, std::int64_t total, std::string unit, Clock::time_point start)
     : label_(std::move(label)),
       unit_(std::move(unit)),
       total_(std::max<std::int64_t>(total, 0)),
-      terminal_(isatty(STDERR_FILENO) != 0) {}
+      terminal_(isatty(STDERR_FILENO) != 0),
+      start_(start) {}
 
 Progress::~Progress() {
   finish();

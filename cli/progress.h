@@ -13,7 +13,9 @@ namespace violin::cli {
 class Progress {
  public:
   // "epoch 3 [████░░] 120/400 images  85.1/s  0:03 left  loss 1.23"
-  Progress(std::string label, std::int64_t total, std::string unit);
+  // `start` is when the work began, where that was earlier.
+  Progress(std::string label, std::int64_t total, std::string unit,
+           std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now());
   ~Progress();  // as finish()
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
@@ -36,7 +38,7 @@ class Progress {
   const std::string label_, unit_;
   const std::int64_t total_;
   const bool terminal_;
-  const Clock::time_point start_ = Clock::now();
+  const Clock::time_point start_;
   mutable std::mutex mutex_;
   std::int64_t done_ = 0;
   std::int64_t next_line_ = 1;  // tenth of the way at which a pipe gets its next line

@@ -3,8 +3,10 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -14,6 +16,7 @@
 #include "violin/checkpoint/model_file.h"
 #include "violin/curves/curves.h"
 #include "violin/data/file.h"
+#include "violin/nn/json_text.h"
 #include "violin/number_text.h"
 #include "violin/predict/attention_map.h"
 #include "violin/train/evaluate.h"
@@ -72,11 +75,62 @@ void add_options(viz::RunReport& report, const std::string& prefix, const json& 
   }
 }
 
-// Runs of one group have equal configurations but for seeds and files.
-std::string group_of(json config) {
-  for (const char* name : {"violin", "torch", "fingerprint", "data", "weights"}) config.erase(name);
+// What a run saw: each text is equal for equal images.
+struct RunData {
+  std::optional<data::Dataset> dataset;
+  std::string problem;  // why there is none
+  std::string all;      // whatever the seed held out
+  std::string val, test;
+};
+
+// From names and labels, and from the pixels of a few images, since other images may have the same names.
+std::string identity(const std::vector<const data::SampleSet*>& sets) {
+  constexpr std::int64_t kLookedAt = 4;  // of each
+  std::string text;
+  for (const data::SampleSet* set : sets) {
+    text += set->fingerprint();
+    const std::int64_t count = std::min(set->size(), kLookedAt);
+    for (std::int64_t i = 0; i < count; ++i) {
+      try {
+        const Image image = set->decode(i * set->size() / count);
+        text.append(image.pixels.begin(), image.pixels.end());
+      } catch (const Error&) {
+        text += "unreadable";
+      }
+    }
+  }
+  std::array<char, 17> digits{};
+  std::snprintf(digits.data(), digits.size(), "%016zx", std::hash<std::string>()(text));
+  return digits.data();
+}
+
+// `known` holds what was found for the same path before.
+RunData data_of(const train::Task& task, std::map<fs::path, std::string>& known) {
+  RunData result;
+  try {
+    result.dataset = train::open_task_data(task);
+    result.val = identity({&result.dataset->val});
+    result.test = identity({&result.dataset->test});
+    std::string& all = known[task.data];
+    if (all.empty()) {
+      const data::Dataset whole = data::open_dataset(task.data, {.held_out = 0});
+      all = identity({&whole.train, &whole.val, &whole.test});
+    }
+    result.all = all;
+  } catch (const Error& error) {
+    result.problem = error.what();
+    result.all = result.test = "images that are gone, from " + task.data.string();
+    result.val = result.all + number_text(task.options.held_out, ", %g held out");
+  }
+  return result;
+}
+
+// Runs of one group have equal configurations, images and weights to start from; only their seeds differ.
+std::string group_of(json config, const std::string& images) {
+  for (const char* name : {"violin", "torch", "fingerprint"}) config.erase(name);
+  config["data"] = images;
   if (config.contains("options")) config["options"].erase("seed");
-  return config.dump();
+  return nn::json_text(config);
 }
 
 // Decays and alphas of the blocks that have a mask; without curves, alphas alone.
@@ -224,6 +278,12 @@ void add_predictions(viz::RunReport& report, nn::VisionTransformer& model, const
   settings.progress = [&](std::int64_t images) { progress.advance(images); };
   const train::Evaluation evaluation = train::evaluate(model, part, task.preprocessing, settings, true);
   progress.finish();
+  if (evaluation.indices.empty())
+    throw Error("none of the " + std::to_string(part.size()) + " images of " + split + " could be read" +
+                (evaluation.bad_images.empty() ? "" : ", the first: " + evaluation.bad_images.front().message));
+  if (!evaluation.bad_images.empty())
+    report.notes.push_back(std::to_string(evaluation.bad_images.size()) + " images of " + split +
+                           " could not be read, the first: " + evaluation.bad_images.front().message);
   report.confusion = evaluation.metrics.confusion;
   report.predicted = std::to_string(evaluation.metrics.images) + " images of " + split + ", of which " +
                      number_text(evaluation.metrics.top1, "%.2f%%") + " are named right";
@@ -255,7 +315,8 @@ std::string mask_text(const std::optional<nn::MaskConfig>& mask) {
          (mask->decay ? number_text(*mask->decay, "%g") + " (fixed)" : "learned") + ", started as " + mask->init;
 }
 
-viz::RunReport collect(const fs::path& folder, const Options& options, const Compute& compute, bool many) {
+viz::RunReport collect(const fs::path& folder, const Options& options, const Compute& compute, bool many,
+                       std::map<fs::path, std::string>& known_data) {
   if (!train::is_run_folder(folder))
     throw Error("'" + folder.string() + "' holds no run; give the folder that --out named");
   const json config = train::read_json_file(folder / "config.json");
@@ -263,7 +324,11 @@ viz::RunReport collect(const fs::path& folder, const Options& options, const Com
   viz::RunReport report;
   viz::RunScore& score = report.score;
   score.name = folder.filename().empty() ? folder.parent_path().filename().string() : folder.filename().string();
-  score.group = group_of(config);
+  RunData seen;
+  if (many || !options.no_images) seen = data_of(task, known_data);
+  score.group = group_of(config, seen.all);
+  score.val_set = seen.val;
+  score.test_set = seen.test;
   score.seed = static_cast<std::uint64_t>(task.options.seed);
   report.classes = task.classes;
   for (const json& line : train::read_log(folder)) {
@@ -311,6 +376,13 @@ viz::RunReport collect(const fs::path& folder, const Options& options, const Com
       {"validation top-1", score.val_top1 ? number_text(*score.val_top1, "%.2f%%") + " in the best epoch" : "–"},
       {"test top-1", test},
       {"speed", number_text(score.images_per_second, "%.0f training images/s")}};
+  // Of several runs these say what else than options may differ.
+  if (many) {
+    report.options.emplace_back(
+        "data", task.data.filename().string() + (seen.dataset ? ", images " + seen.all : ", which are gone"));
+    report.options.emplace_back("weights", task.weights.empty() ? "none" : task.weights.string());
+    if (!seen.dataset) report.notes.push_back("Its images are told from others by their path alone: " + seen.problem);
+  }
   add_options(report, "", config.at("options"));
   add_options(report, "model.", config.at("model"));
 
@@ -337,8 +409,12 @@ viz::RunReport collect(const fs::path& folder, const Options& options, const Com
           "it began.");
   }
   if (options.no_images) return report;
+  if (!seen.dataset) {
+    report.notes.push_back("No predictions: " + seen.problem);
+    return report;
+  }
   try {
-    const data::Dataset dataset = train::open_task_data(task);
+    const data::Dataset& dataset = *seen.dataset;
     // What training never saw, if there is any.
     const data::SampleSet& set = !dataset.test.empty()  ? dataset.test
                                  : !dataset.val.empty() ? dataset.val
@@ -366,10 +442,12 @@ ordered_json to_json(const std::vector<viz::RunScore>& runs, const std::vector<v
     for (const std::size_t i : group.members) names.push_back(runs[i].name);
     list.push_back({{"name", group.name},
                     {"runs", names},
+                    {"seeds", group.seeds},
                     {"test_top1", to_json(group.test)},
                     {"val_top1", to_json(group.val)},
                     {"reference", group.reference},
                     {"difference", to_json(group.difference)},
+                    {"other_images", group.other_images},
                     {"parameters", group.parameters},
                     {"mask_parameters", group.mask_parameters},
                     {"images_per_second", group.images_per_second}});
@@ -383,7 +461,7 @@ std::string summary(const std::vector<viz::RunScore>& runs, const std::vector<vi
   std::vector<std::vector<std::string>> rows = {
       {"runs", "seeds", "test top-1 %", "against " + reference->name, "val top-1 %", "parameters", "images/s"}};
   for (const viz::RunGroup& group : groups)
-    rows.push_back({group.name, std::to_string(group.members.size()), viz::to_string(group.test),
+    rows.push_back({group.name, std::to_string(group.seeds), viz::to_string(group.test),
                     group.reference ? "" : viz::to_string(group.difference, true), viz::to_string(group.val),
                     std::to_string(group.parameters), number_text(group.images_per_second, "%.0f")});
   const auto columns = [](const std::string& text) {
@@ -406,19 +484,49 @@ std::string summary(const std::vector<viz::RunScore>& runs, const std::vector<vi
   return text;
 }
 
+// Each folder once.
+std::vector<std::string> different_runs(const std::vector<std::string>& given) {
+  std::vector<std::string> runs;
+  std::set<fs::path> seen;
+  for (const std::string& run : given) {
+    if (seen.insert(fs::weakly_canonical(fs::path(run) / "config.json")).second) {
+      runs.push_back(run);
+    } else {
+      note("'" + run + "' is given twice and counts once");
+    }
+  }
+  return runs;
+}
+
+// What keeps runs from being compared as they seem to be.
+std::vector<std::string> warnings(const std::vector<viz::RunScore>& runs, const std::vector<viz::RunGroup>& groups) {
+  std::vector<std::string> lines;
+  for (const viz::RunGroup& group : groups) {
+    if (group.seeds < group.members.size())
+      lines.push_back(group.name + ": " + std::to_string(group.members.size()) + " runs have " +
+                      std::to_string(group.seeds) + (group.seeds == 1 ? " seed" : " different seeds") +
+                      "; runs with the same seed count as one, with their mean.");
+    const auto reference = std::find_if(groups.begin(), groups.end(), [](const auto& each) { return each.reference; });
+    if (group.other_images) lines.push_back(viz::verdict(group, *reference, runs.front().test_images));
+  }
+  return lines;
+}
+
 void write_report(const Options& options) {
   const Compute compute = start_compute(options.compute);
+  const std::vector<std::string> runs = different_runs(options.runs);
   viz::Report page;
-  const bool many = options.runs.size() > 1;
-  for (const std::string& run : options.runs) page.runs.push_back(collect(run, options, compute, many));
+  const bool many = runs.size() > 1;
+  std::map<fs::path, std::string> known_data;
+  for (const std::string& run : runs) page.runs.push_back(collect(run, options, compute, many, known_data));
   // Names tell runs apart, also when folders share theirs.
   for (std::size_t i = 0; i < page.runs.size(); ++i)
     for (std::size_t j = 0; j < i; ++j)
-      if (page.runs[i].score.name == page.runs[j].score.name) page.runs[i].score.name = options.runs[i];
-  page.title = many ? std::to_string(options.runs.size()) + " runs" : page.runs.front().score.name;
+      if (page.runs[i].score.name == page.runs[j].score.name) page.runs[i].score.name = runs[i];
+  page.title = many ? std::to_string(runs.size()) + " runs" : page.runs.front().score.name;
   page.footer = std::string("Written by violin ") + version() + ".";
   std::set<std::string> drawn;
-  for (const std::string& run : options.runs) {
+  for (const std::string& run : runs) {
     const nn::ModelConfig model = train::task_from_json(train::read_json_file(fs::path(run) / "config.json")).model;
     const nn::Size grid = model.grid();
     if (!model.violin || model.violin->curves.empty() || grid.height * grid.width > kMaxGalleryPatches) continue;
@@ -427,14 +535,16 @@ void write_report(const Options& options) {
   }
   const fs::path out = !options.out.empty() ? fs::path(options.out)
                        : many               ? fs::path("report.html")
-                                            : fs::path(options.runs.front()) / "report.html";
-  const std::string html = viz::report_html(page);
-  write_file_atomically(out, html);
+                                            : fs::path(runs.front()) / "report.html";
   std::vector<viz::RunScore> scores;
   for (const viz::RunReport& run : page.runs) scores.push_back(run.score);
   const std::vector<viz::RunGroup> groups = viz::compare(scores);
+  page.notes = warnings(scores, groups);
+  for (const std::string& line : page.notes) note(line);
+  const std::string html = viz::report_html(page);
+  write_file_atomically(out, html);
   if (options.json) {
-    print(to_json(scores, groups, out, html.size()).dump(2) + "\n");
+    print(nn::json_text(to_json(scores, groups, out, html.size()), 2) + "\n");
   } else {
     print((many ? summary(scores, groups) + "\n" : "") + out.string() + "\n");
   }

@@ -3,6 +3,7 @@
 #include <torch/cuda.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <charconv>
 #include <chrono>
@@ -16,6 +17,8 @@
 #include "cli/progress.h"
 #include "cli/weights.h"
 #include "violin/checkpoint/model_file.h"
+#include "violin/data/file.h"
+#include "violin/nn/json_text.h"
 #include "violin/nn/vit.h"
 #include "violin/number_text.h"
 #include "violin/train/distributed.h"
@@ -44,17 +47,17 @@ std::string option_name(std::string name) {
 // One bar over all images of the run, a line per epoch above it.
 class Report : public train::Listener {
  public:
-  Report(std::int64_t epochs, std::int64_t images_per_epoch) : epochs_(epochs), per_epoch_(images_per_epoch) {}
-
   void on_start(const std::string& what) override {
     progress_.reset();
     note(what);
     val_.clear();
+    start_ = std::chrono::steady_clock::now();
   }
   void on_step(const Step& step) override {
     if (!progress_) {
-      const std::int64_t left = (step.epochs - step.epoch) * per_epoch_ - (step.batch - 1) * step.images;
-      progress_ = std::make_unique<Progress>("train", std::max<std::int64_t>(left, step.images), "images");
+      // All steps of a run have as many images.
+      const std::int64_t steps = (step.epochs - step.epoch) * step.batches - (step.batch - 1);
+      progress_ = std::make_unique<Progress>("train", steps * step.images, "images", start_);
     }
     progress_->advance(step.images, "epoch " + std::to_string(step.epoch + 1) + "/" + std::to_string(step.epochs) +
                                         "  loss " + number_text(step.loss, "%.3f") + val_);
@@ -80,8 +83,8 @@ class Report : public train::Listener {
   void finish() { progress_.reset(); }
 
  private:
-  std::int64_t epochs_, per_epoch_;
   std::unique_ptr<Progress> progress_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();  // before the first step
   std::string val_;
 };
 
@@ -121,6 +124,18 @@ std::filesystem::path free_folder(const std::string& command) {
   }
 }
 
+// Runs among the images would be classes the next time the data are read.
+void check_outside_of_data(const std::filesystem::path& folder, const std::filesystem::path& data) {
+  std::error_code error;
+  const std::filesystem::path outer = std::filesystem::canonical(data, error);
+  if (error || !std::filesystem::is_directory(outer, error)) return;  // what is wrong with it is said where it is read
+  // Of a relative path of which nothing exists weakly_canonical makes no absolute one.
+  const std::filesystem::path inner = std::filesystem::weakly_canonical(std::filesystem::absolute(folder), error);
+  if (!error && std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end())
+    throw Error("the run's folder '" + folder.string() + "' lies inside of the data folder '" + data.string() +
+                "'; give one elsewhere with --out");
+}
+
 nn::MaskConfig mask_of(const TrainingArguments& arguments, const std::string& default_init) {
   nn::MaskConfig mask;
   mask.init = arguments.init.value_or(default_init);
@@ -157,14 +172,15 @@ void print_outcome(const train::Outcome& outcome, const std::filesystem::path& r
                            {"steps", outcome.steps},
                            {"train_loss", outcome.train_loss}};
     if (outcome.best_epoch >= 0) {
-      object["best_epoch"] = outcome.best_epoch + 1;
-      object["best_top1"] = outcome.best_top1;
+      // As in result.json; epochs of files are counted from 0.
+      object["best_epoch"] = outcome.best_epoch;
+      object["best_val_top1"] = outcome.best_top1;
     }
     if (outcome.val) object["val"] = train::to_json(*outcome.val);
     if (outcome.test) object["test"] = train::to_json(*outcome.test);
     object["images_per_second"] = outcome.images_per_second;
     object["seconds"] = outcome.seconds;
-    print(object.dump(2) + "\n");
+    print(nn::json_text(object, 2) + "\n");
     return;
   }
   std::string text = "trained " + std::to_string(outcome.epochs) + " epochs in " + clock_text(outcome.seconds) + " (" +
@@ -215,8 +231,13 @@ void add_training_options(CLI::App& verb, const std::shared_ptr<TrainingArgument
       ->type_name("NAME")
       ->group("Model");
 
-  verb.add_flag_callback("--violin", [a] { a->violin = true; }, "Plug a mask in (default for finetune)")->group("Mask");
-  verb.add_flag_callback("--no-violin", [a] { a->violin = false; }, "Train without a mask")->group("Mask");
+  CLI::Option* plug = verb.add_flag_callback(
+                              "--violin", [a] { a->violin = true; }, "Plug a mask in (default for finetune)")
+                          ->group("Mask");
+  verb.add_flag_callback(
+          "--no-violin", [a] { a->violin = false; }, "Train without a mask")
+      ->excludes(plug)
+      ->group("Mask");
   verb.add_option("--curves", a->curves, "Set or comma-separated list of curves; none: alpha alone")->group("Mask");
   verb.add_option("--strategy", a->strategy, "mul_v1, mul_v2, add_v1, mul_after_sm, add_after_sm or log")
       ->group("Mask");
@@ -274,6 +295,15 @@ class Stopped : public Error {
   using Error::Error;
 };
 
+// What a run with given weights began with.
+nn::Model load_initial(const train::RunFolder& run, const train::Task& task) {
+  if (!std::filesystem::exists(run.initial_weights()))
+    throw Error("'" + run.path().string() + "' has neither a checkpoint nor initial weights; begin anew with --force");
+  checkpoint::LoadOptions load;
+  load.config = task.model;
+  return checkpoint::load_model(run.initial_weights(), load).model;
+}
+
 // `processes` is set once they have met.
 void train_together(const CLI::App& verb, const std::string& command, const TrainingArguments& arguments,
                     const std::string& default_recipe, const train::Launch& launch,
@@ -284,7 +314,13 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
   if (resuming && folder.empty()) throw Usage("--resume: say which run, as --resume DIR or with --out DIR");
   if (!resuming && arguments.data.empty()) throw Usage("--data is missing: the folder with the images");
   if (resuming && arguments.force) throw Usage("--resume and --force contradict each other");
+  if (!arguments.resume_folder.empty() && !arguments.out.empty() && arguments.out != arguments.resume_folder)
+    throw Usage("--resume '" + arguments.resume_folder + "' and --out '" + arguments.out +
+                "' name two folders: give one");
+  if (!arguments.model.empty() && !arguments.model_file.empty())
+    throw Usage("--model and --config both say what the model is: give one");
   if (folder.empty()) folder = free_folder(command);
+  if (!resuming) check_outside_of_data(folder, arguments.data);
 
   train::Request request;
   request.command = command;
@@ -327,29 +363,47 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
   train::Prepared prepared;
   std::unique_ptr<train::RunFolder> run;
   if (resuming) {
-    if (!arguments.given.is_null() || !arguments.recipe.empty() || !arguments.data.empty() || any_mask_option ||
-        !arguments.model.empty() || !arguments.weights.empty() || arguments.violin || was_given("--seed") ||
-        was_given("--precision") || was_given("--options") || was_given("--config")) {
-      throw Usage("--resume: a run keeps its options; only --device, --threads and --workers may be given");
+    if (!arguments.given.is_null() || arguments.search_lr || !arguments.recipe.empty() || any_mask_option ||
+        !arguments.model.empty() || !arguments.weights.empty() || !arguments.branch.empty() || arguments.violin ||
+        was_given("--seed") || was_given("--precision") || was_given("--options") || was_given("--config")) {
+      throw Usage(
+          "--resume: a run keeps its options; only --device, --threads, --workers and, where the images were moved, "
+          "--data may be given");
     }
     std::string config;
     if (first) {
       run = std::make_unique<train::RunFolder>(folder, mode);
-      config = train::read_json_file(folder / "config.json").dump();
+      const Bytes bytes = read_file(folder / "config.json", std::int64_t{256} << 20);
+      config.assign(bytes.begin(), bytes.end());
     }
     train::broadcast_text(*processes, config);
     prepared.task = train::task_from_json(json::parse(config));
+    if (!arguments.data.empty()) prepared.task.data = arguments.data;
     prepared.dataset = train::open_task_data(prepared.task);
+    if (first && !arguments.data.empty()) {  // they are the same images: the run remembers where
+      ordered_json moved = ordered_json::parse(config);
+      moved["data"] = train::to_json(prepared.task).at("data");
+      run->write("config.json", moved);
+    }
     prepared.model = std::make_shared<nn::VisionTransformer>(prepared.task.model, prepared.task.options.seed);
+    if (first && !run->has_checkpoint()) {
+      note("'" + folder.string() + "' has no checkpoint yet: starting again");
+      if (!prepared.task.weights.empty()) prepared.model = load_initial(*run, prepared.task);
+    }
   } else {
     // The folder is checked before anything takes time, and nothing is written before everything fits.
-    if (first && !arguments.force && train::is_run_folder(folder)) train::RunFolder(folder, mode);
+    if (first) train::check_run_folder(folder, mode);
     prepared = train::prepare(request);
     ordered_json config = train::to_json(prepared.task);
     config["lr_search"] = arguments.search_lr;
-    train::expect_same(*processes, config.dump(), "data, model or options are others");
+    train::expect_same(*processes, nn::json_text(config), "data, model or options are others");
     if (first) {
       run = std::make_unique<train::RunFolder>(folder, mode);
+      // Weights that came from elsewhere are kept until the first checkpoint; config.json makes the folder a run.
+      if (!request.weights.empty()) {
+        checkpoint::save_model(run->initial_weights(), *prepared.model, prepared.task.preprocessing,
+                               prepared.task.classes);
+      }
       run->write("config.json", config);
     }
   }
@@ -361,8 +415,7 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
   std::signal(SIGINT, request_stop);
   std::signal(SIGTERM, request_stop);
   std::signal(SIGUSR1, request_stop);  // what mpirun forwards and Slurm sends before the time is up
-  const train::Options& options = prepared.task.options;
-  Report report(options.epochs, prepared.dataset.train.size() / options.batch_size * options.batch_size);
+  Report report;
   train::TrainerOptions trainer_options;
   trainer_options.device = compute.device;
   trainer_options.workers = compute.workers;
@@ -370,34 +423,29 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
   trainer_options.listener = first ? static_cast<train::Listener*>(&report) : &aside;
   trainer_options.processes = processes.get();
   trainer_options.stop = &stop_requested;
-  const auto stopped = [&] {
+  const auto stopped = [&](const std::string& what) {
     report.finish();
     processes->leave();
     if (!first) return;
-    throw Stopped("stopped on request; everything so far is kept: violin " + command + " --resume " + folder.string() +
+    throw Stopped("stopped on request; " + what + " kept: violin " + command + " --resume " + folder.string() +
                   " continues");
   };
 
   if (train::first_says(*processes, first && !run->has_checkpoint() &&
                                         train::read_json_file(folder / "config.json").value("lr_search", false))) {
     // Every candidate, and a search that was interrupted, begins with the same weights.
-    const std::filesystem::path initial = folder / "initial.safetensors";
-    if (first && !resuming)
-      checkpoint::save_model(initial, *prepared.model, prepared.task.preprocessing, prepared.task.classes);
     const auto fresh = [&]() -> nn::Model {
       // The others get the first one's weights from their trainer.
-      if (!first) return std::make_shared<nn::VisionTransformer>(prepared.task.model, prepared.task.options.seed);
-      checkpoint::LoadOptions load;
-      load.config = prepared.task.model;
-      return checkpoint::load_model(initial, load).model;
+      if (!first || prepared.task.weights.empty())
+        return std::make_shared<nn::VisionTransformer>(prepared.task.model, prepared.task.options.seed);
+      return load_initial(*run, prepared.task);
     };
     const train::RateSearch search =
         train::search_rate(prepared.task, prepared.dataset, fresh, run.get(), trainer_options);
-    if (!search.finished) return stopped();
+    if (!search.finished) return stopped("learning rates that were tried to the end are");
     prepared.model = fresh();
     prepared.task.options.lr = search.best;
     if (first) {
-      std::filesystem::remove(initial);
       ordered_json chosen = train::to_json(prepared.task);
       chosen["lr_search"] = true;
       run->write("config.json", chosen);
@@ -408,7 +456,7 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
   train::Trainer trainer(prepared.task, prepared.dataset, prepared.model, run.get(), trainer_options);
   if (resuming) trainer.resume();
   const train::Outcome outcome = trainer.train();
-  if (!outcome.finished) return stopped();
+  if (!outcome.finished) return stopped("everything so far is");
   report.finish();
   processes->leave();
   if (first) print_outcome(outcome, folder, arguments.json);
@@ -429,7 +477,7 @@ void run_training(const CLI::App& verb, const std::string& command, const Traini
     // As a rule all fail alike, and the first one, which ends the others, speaks for them.
     const int code = dynamic_cast<const Usage*>(&error) != nullptr ? kWrongUsage : kFailed;
     if (launch.rank > 0) std::this_thread::sleep_for(std::chrono::seconds(2));
-    note("violin " + command + ": " + process_name(launch) + ": " + error.what());
+    note("violin " + command + ": " + process_name(launch) + ": " + message_of(error));
     if (processes) processes->abort(code);
     std::_Exit(code);
   }

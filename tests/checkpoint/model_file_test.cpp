@@ -379,6 +379,16 @@ TEST(LoadModel, MetadataThatLiesIsRefused) {
   EXPECT_TRUE(contains(with("violin.classes", R"([1,2])"), "violin.classes"));
 }
 
+TEST(LoadModel, MaskParametersThatTheDescriptionDoesNotMentionAreRefused) {
+  const Fixture fixture;
+  nn::ModelConfig masked = fixture.model->config();
+  masked.violin = nn::MaskConfig{};
+  const nn::VisionTransformer model(masked, 3);
+  save_safetensors(fixture.path, state_of(model), {{"violin.model", nn::to_json(fixture.model->config()).dump()}});
+  EXPECT_TRUE(contains(message_of([&] { load_model(fixture.path); }), "describes a model without a mask"));
+  expect_same_state(*load_model(fixture.path, {.config = masked}).model, model);
+}
+
 TEST(LoadModel, TakesFamilyDefaultsWhereTheFileIsSilent) {
   const auto preprocessing = [](const std::string& family, std::int64_t size) {
     nn::ModelConfig config;

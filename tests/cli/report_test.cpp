@@ -21,18 +21,23 @@ std::string text_of(const fs::path& path) {
 class ReportCommand : public ::testing::Test {
  protected:
   void SetUp() override {
-    tests::write_images(path("data/train"), 3, 8);
-    tests::write_images(path("data/test"), 3, 2, 16, 100);
-    for (const char* part : {"data/train", "data/test"}) fs::rename(path(part) / "class_1", path(part) / kHostileClass);
+    write_data("data");
     write_file_atomically(path("model.json"),
                           std::string(R"({"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2,
                               "class_token": false, "global_pool": "avg", "fc_norm": false, "violin": {}})"));
   }
   fs::path path(const std::string& name) const { return folder_.path() / name; }
-  void train(const std::string& run, const std::vector<std::string>& more) const {
+  // Images of another size are other images with the same names.
+  void write_data(const std::string& name, std::int64_t size = 16) const {
+    tests::write_images(path(name) / "train", 3, 8, size);
+    tests::write_images(path(name) / "test", 3, 2, size, 100);
+    for (const char* part : {"train", "test"})
+      fs::rename(path(name) / part / "class_1", path(name) / part / kHostileClass);
+  }
+  void train(const std::string& run, const std::vector<std::string>& more, const std::string& data = "data") const {
     std::vector<std::string> arguments = {"train",
                                           "--data",
-                                          path("data").string(),
+                                          path(data).string(),
                                           "--config",
                                           path("model.json").string(),
                                           "--out",
@@ -49,6 +54,16 @@ class ReportCommand : public ::testing::Test {
     const Outcome outcome = run_violin(arguments);
     ASSERT_EQ(outcome.code, 0) << outcome.err;
   }
+  // The groups of a report on these runs; what was noted goes to notes_.
+  json compare(const std::vector<std::string>& runs) {
+    std::vector<std::string> arguments = {"report",    "--out", path("compare.html").string(), "--json", "--no-images",
+                                          "--threads", "1"};
+    for (const std::string& run : runs) arguments.push_back(path(run).string());
+    const Outcome written = run_violin(arguments);
+    EXPECT_EQ(written.code, 0) << written.err;
+    notes_ = written.err;
+    return json::parse(written.out).at("groups");
+  }
   static void expect_harmless(const std::string& html) {
     EXPECT_LT(html.size(), 5'000'000U);
     for (const char* part : {"http:", "https:", "<script", "<link", kHostileClass})
@@ -56,6 +71,7 @@ class ReportCommand : public ::testing::Test {
     EXPECT_NE(html.find("&lt;img src=x"), std::string::npos);
   }
   TemporaryFolder folder_;
+  std::string notes_;
 };
 
 TEST_F(ReportCommand, WritesThePageOfARunIntoIt) {
@@ -106,6 +122,82 @@ TEST_F(ReportCommand, ComparesRunsOverSeeds) {
   expect_harmless(html);
   for (const char* part : {"Side by side", "against vanilla", "The same images", "What the masks learned"})
     EXPECT_NE(html.find(part), std::string::npos) << part;
+}
+
+TEST_F(ReportCommand, OtherImagesAreNoOtherSeed) {
+  write_data("larger", 20);
+  train("run-0", {"--seed", "0"});
+  train("run-1", {"--seed", "1"}, "larger");
+  const json groups = compare({"run-0", "run-1"});
+  ASSERT_EQ(groups.size(), 2U);
+  EXPECT_EQ(groups[0].at("seeds"), 1);
+  EXPECT_FALSE(groups[0].at("other_images").get<bool>());
+  EXPECT_TRUE(groups[1].at("other_images").get<bool>());
+  EXPECT_TRUE(groups[1].at("difference").is_null());
+  EXPECT_NE(notes_.find("measured on other test images"), std::string::npos) << notes_;
+  EXPECT_NE(text_of(path("compare.html")).find("measured on other test images"), std::string::npos);
+}
+
+TEST_F(ReportCommand, OtherWeightsToStartFromAreNoOtherSeed) {
+  train("run-0", {"--seed", "0"});
+  train("run-1", {"--seed", "1"});
+  train("again-0", {"--seed", "0", "--weights", path("run-0").string()});
+  train("again-1", {"--seed", "1", "--weights", path("run-1").string()});
+  train("again-2", {"--seed", "2", "--weights", path("run-1").string()});
+  const json groups = compare({"again-0", "again-1", "again-2"});
+  ASSERT_EQ(groups.size(), 2U);
+  EXPECT_EQ(groups[0].at("seeds"), 1);
+  EXPECT_EQ(groups[1].at("seeds"), 2);
+}
+
+TEST_F(ReportCommand, WhatASeedHeldOutIsNoOtherData) {
+  tests::write_images(path("flat"), 3, 8);
+  for (const char* seed : {"0", "1"}) train(std::string("run-") + seed, {"--seed", seed}, "flat");
+  const auto seeds = [&] {
+    const json groups = compare({"run-0", "run-1"});
+    return groups.size() == 1 ? groups[0].at("seeds").get<int>() : 0;
+  };
+  EXPECT_EQ(seeds(), 2);
+  fs::rename(path("flat"), path("elsewhere"));  // then their path says it
+  EXPECT_EQ(seeds(), 2);
+  EXPECT_NE(text_of(path("compare.html")).find("told from others by their path alone"), std::string::npos);
+}
+
+TEST_F(ReportCommand, ARunCountsOnce) {
+  train("run-0", {"--seed", "0"});
+  train("run-1", {"--seed", "1"});
+  json groups = compare({"run-0", "run-1", "run-0/"});
+  ASSERT_EQ(groups.size(), 1U);
+  EXPECT_EQ(groups[0].at("runs").size(), 2U);
+  EXPECT_NE(notes_.find("given twice and counts once"), std::string::npos) << notes_;
+  fs::copy(path("run-1"), path("run-2"), fs::copy_options::recursive);
+  groups = compare({"run-0", "run-1", "run-2"});
+  ASSERT_EQ(groups.size(), 1U);
+  EXPECT_EQ(groups[0].at("runs").size(), 3U);
+  EXPECT_EQ(groups[0].at("seeds"), 2);
+  EXPECT_EQ(groups[0].at("test_top1").at("seeds"), 2);
+  EXPECT_NE(notes_.find("3 runs have 2 different seeds"), std::string::npos) << notes_;
+}
+
+TEST_F(ReportCommand, UnreadableImagesLeaveAPage) {
+  train("run", {});
+  std::vector<fs::path> images;
+  for (const fs::directory_entry& file : fs::recursive_directory_iterator(path("data/test")))
+    if (file.is_regular_file()) images.push_back(file.path());
+  ASSERT_EQ(images.size(), 6U);
+  const auto page = [&] {
+    const Outcome written = run_violin({"report", path("run").string()});
+    EXPECT_EQ(written.code, 0) << written.err;
+    return text_of(path("run/report.html"));
+  };
+  fs::resize_file(images[0], 0);
+  const std::string some = page();
+  EXPECT_NE(some.find("1 images of test could not be read"), std::string::npos);
+  EXPECT_NE(some.find("On 5 images of test"), std::string::npos);
+  for (const fs::path& image : images) fs::resize_file(image, 0);
+  const std::string none = page();
+  EXPECT_NE(none.find("No predictions: none of the 6 images of test could be read"), std::string::npos);
+  EXPECT_NE(none.find("Learning rate"), std::string::npos);
 }
 
 TEST_F(ReportCommand, NamesAFolderThatIsNoRun) {

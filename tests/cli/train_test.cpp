@@ -7,6 +7,7 @@
 
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <regex>
 
 #include "tests/cli/process.h"
 #include "tests/train/helpers.h"
@@ -137,6 +138,45 @@ TEST_F(Training, FromAFolderToPredictions) {
   EXPECT_TRUE(load_image(file("looked.png")).width > 100);
 }
 
+TEST_F(Training, NumbersOfARunAgree) {
+  // Fewer images than a batch: one smaller step per epoch.
+  const Outcome trained = run_violin({"train", "--data", file("data"), "--config", file("model.json"), "--out",
+                                      file("run"), "--epochs", "2", "--batch-size", "64", "--json"});
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  const std::regex progress("train (\\d+)/(\\d+) images  ([0-9.]+)/s"), epoch("epoch 1/2 .* (\\d+) images/s");
+  std::smatch speed;
+  ASSERT_TRUE(std::regex_search(trained.err, speed, epoch)) << trained.err;
+  std::vector<std::string> done;
+  for (std::sregex_iterator line(trained.err.begin(), trained.err.end(), progress), end; line != end; ++line) {
+    done.push_back((*line)[1]);
+    EXPECT_EQ((*line)[2], "80") << trained.err;
+    // A clock that starts after the first step would find millions.
+    EXPECT_LT(std::stod((*line)[3]), 20 * std::stod(speed[1]) + 20) << trained.err;
+  }
+  ASSERT_FALSE(done.empty()) << trained.err;
+  EXPECT_EQ(done.front(), "40");
+  EXPECT_EQ(done.back(), "80");
+
+  std::ifstream stream(file("run/result.json"));
+  const json printed = json::parse(trained.out), written = json::parse(stream);
+  for (const char* key : {"best_epoch", "best_val_top1"}) EXPECT_EQ(printed.at(key), written.at(key)) << key;
+}
+
+TEST_F(Training, TheCardNamesTheWeightsThatThereAre) {
+  const auto card_of = [&](const std::string& data, const std::string& run) {
+    const Outcome trained = run_violin({"train", "--data", file(data), "--config", file("model.json"), "--out",
+                                        file(run), "--epochs", "1", "--batch-size", "8", "--held-out", "0"});
+    EXPECT_EQ(trained.code, 0) << trained.err;
+    std::ifstream stream(file(run + "/README.md"));
+    return std::string(std::istreambuf_iterator<char>(stream), {});
+  };
+  EXPECT_NE(card_of("data", "with_val").find("best/model.safetensors"), std::string::npos);
+  const std::string card = card_of("data/train", "without_val");
+  EXPECT_FALSE(fs::exists(file("without_val/best")));
+  EXPECT_EQ(card.find("best/model.safetensors"), std::string::npos) << card;
+  EXPECT_NE(card.find("last/model.safetensors"), std::string::npos) << card;
+}
+
 TEST_F(Training, ASignalLeavesARunThatResumesToTheSameBits) {
   ASSERT_EQ(run_violin(train_arguments("whole")).code, 0);
   for (const int signal_number : {SIGINT, SIGTERM, SIGKILL}) {
@@ -175,6 +215,72 @@ TEST_F(Training, AnExistingRunIsContinuedOrReplacedOnlyOnRequest) {
   EXPECT_EQ(finished.code, 0) << finished.err;
 }
 
+TEST_F(Training, NothingIsWrittenAmongTheImagesOrOverOtherFiles) {
+  const auto expect_refused = [&](const std::string& data, const std::string& out, const std::string& words) {
+    for (const std::vector<std::string>& force : {std::vector<std::string>{}, std::vector<std::string>{"--force"}}) {
+      const Outcome outcome =
+          run_violin(with({"train", "--data", data, "--out", out, "--config", file("model.json")}, force));
+      EXPECT_EQ(outcome.code, 1) << outcome.err;
+      EXPECT_NE(outcome.err.find(words), std::string::npos) << outcome.err;
+      EXPECT_NE(outcome.err.find("--out"), std::string::npos) << outcome.err;
+    }
+  };
+  fs::create_directory_symlink(folder_.path() / "data", folder_.path() / "link");
+  expect_refused(file("data"), file("data/runs/1"), "inside of the data folder");
+  expect_refused(file("data"), file("data"), "inside of the data folder");
+  expect_refused(file("data/../data/"), file("link/run"), "inside of the data folder");
+  // The default place is below the folder one stands in.
+  const fs::path here = fs::current_path();
+  fs::current_path(file("data"));
+  const Outcome standing_there = run_violin({"train", "--data", ".", "--config", file("model.json")});
+  fs::current_path(here);
+  EXPECT_EQ(standing_there.code, 1);
+  EXPECT_NE(standing_there.err.find("'runs/train-1' lies inside of the data folder '.'"), std::string::npos)
+      << standing_there.err;
+  EXPECT_FALSE(fs::exists(file("data/runs")) || fs::exists(file("data/run")));
+  // A model of another program.
+  fs::create_directories(file("other/best"));
+  std::ofstream(file("other/config.json")) << R"({"model_type": "vit"})";
+  std::ofstream(file("other/README.md")) << "# ViT";
+  expect_refused(file("data"), file("other"), "holds no run");
+  EXPECT_EQ(std::distance(fs::directory_iterator(file("other")), {}), 3);
+  EXPECT_EQ(run_violin({"train", "--resume", file("other")}).code, 1);
+  // Beside the data, even with a name that begins alike, there is place.
+  const Outcome beside = run_violin(train_arguments("database"));
+  EXPECT_EQ(beside.code, 0) << beside.err;
+}
+
+TEST_F(Training, ARunFollowsImagesThatWereMoved) {
+  ASSERT_EQ(run_violin(train_arguments("run")).code, 0);
+  const auto data_of_run = [&] {
+    std::ifstream stream(file("run/config.json"));
+    return json::parse(stream).at("data").get<std::string>();
+  };
+  fs::rename(file("data"), file("moved"));
+  EXPECT_EQ(run_violin({"train", "--resume", file("run")}).code, 1);
+  const Outcome resumed = run_violin({"train", "--resume", file("run"), "--data", file("moved")});
+  EXPECT_EQ(resumed.code, 0) << resumed.err;
+  EXPECT_EQ(data_of_run(), file("moved"));
+  EXPECT_EQ(run_violin({"train", "--resume", file("run")}).code, 0);
+  // Other images are not taken for them, and the run forgets nothing.
+  tests::write_images(folder_.path() / "other/train", 4, 9);
+  const Outcome others = run_violin({"train", "--resume", file("run"), "--data", file("other")});
+  EXPECT_EQ(others.code, 1);
+  EXPECT_NE(others.err.find("not those that the run began with"), std::string::npos) << others.err;
+  EXPECT_EQ(data_of_run(), file("moved"));
+}
+
+TEST_F(Training, PathsNeedNotBeUtf8) {
+  const std::string data = file("d\xe9t"), run = file("r\xfcn");
+  fs::rename(file("data"), data);
+  const Outcome trained = run_violin({"train", "--data", data, "--config", file("model.json"), "--out", run, "--epochs",
+                                      "1", "--batch-size", "8", "--json"});
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  EXPECT_EQ(json::parse(trained.out).at("epochs"), 1);
+  const Outcome resumed = run_violin({"train", "--resume", run, "--data", data});
+  EXPECT_EQ(resumed.code, 0) << resumed.err;
+}
+
 TEST_F(Training, FinetuneWithEveryRecipeAndARateThatIsSearched) {
   ASSERT_EQ(run_violin(train_arguments("base")).code, 0);
   tests::write_images(folder_.path() / "other/train", 3, 10, 16, 300);
@@ -195,6 +301,36 @@ TEST_F(Training, FinetuneWithEveryRecipeAndARateThatIsSearched) {
   EXPECT_FALSE(fs::exists(file("searched/initial.safetensors")));
 }
 
+TEST_F(Training, AFineTuningKilledBeforeItsFirstCheckpointBeginsWithTheSameWeights) {
+  ASSERT_EQ(run_violin(train_arguments("base")).code, 0);
+  const auto finetune = [&](const std::string& run) {
+    return std::vector<std::string>{"finetune", "--weights", file("base"), "--data",       file("data"), "--out",
+                                    file(run),  "--epochs",  "1",          "--batch-size", "8",          "--lr",
+                                    "1e-3",     "--threads", "1",          "--workers",    "1",          "--force"};
+  };
+  ASSERT_EQ(run_violin(finetune("whole")).code, 0);
+  bool early = false;
+  for (int attempt = 0; attempt < 20 && !early; ++attempt) {
+    const pid_t child = start(finetune("killed"));
+    while (!fs::exists(file("killed/config.json")) && waitpid(child, nullptr, WNOHANG) == 0) usleep(200);
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+    early = fs::exists(file("killed/config.json")) && !fs::exists(file("killed/last"));
+    if (!early) fs::remove_all(file("killed"));
+  }
+  ASSERT_TRUE(early) << "the first checkpoint was always there already";
+  const Outcome resumed = run_violin({"finetune", "--resume", file("killed"), "--threads", "1", "--workers", "1"});
+  ASSERT_EQ(resumed.code, 0) << resumed.err;
+  EXPECT_NE(resumed.err.find("no checkpoint yet"), std::string::npos) << resumed.err;
+  expect_same_tensors(file("killed/last/model.safetensors"), file("whole/last/model.safetensors"));
+  EXPECT_FALSE(fs::exists(file("killed/initial.safetensors")));
+
+  fs::remove_all(file("killed/last"));
+  const Outcome lost = run_violin({"finetune", "--resume", file("killed")});
+  EXPECT_EQ(lost.code, 1);
+  EXPECT_NE(lost.err.find("neither a checkpoint nor initial weights"), std::string::npos) << lost.err;
+}
+
 TEST_F(Training, MistakesAreOneLineWithARemedy) {
   const auto expect = [&](const std::vector<std::string>& arguments, int code, const std::string& words) {
     const Outcome outcome = run_violin(arguments);
@@ -212,6 +348,21 @@ TEST_F(Training, MistakesAreOneLineWithARemedy) {
   expect(with(train_arguments("x"), {"--init", "identical"}), 2, "init");
   expect({"finetune", "--data", file("data")}, 2, "--weights is missing");
   expect({"train", "--resume", file("data")}, 1, "no run");
+  // What would be ignored is not accepted.
+  expect({"train", "--resume", file("a"), "--out", file("b")}, 2, "name two folders: give one");
+  expect(with(train_arguments("x"), {"--model", "vit_micro_patch4_32"}), 2, "--model and --config");
+  expect(with(train_arguments("x"), {"--violin", "--no-violin"}), 2, "--violin");
+  expect({"train", "--resume", file("a"), "--branch", "ema"}, 2, "a run keeps its options");
+  expect({"train", "--resume", file("a"), "--lr", "auto"}, 2, "a run keeps its options");
+  expect(with(train_arguments("x"), {"--weight-decay", "inf"}), 2, "weight_decay is inf; expected a finite number");
+  expect(with(train_arguments("x"), {"--cache-mb", "9223372036854775807"}), 2, "cache_mb is 9223372036854775807");
+  // What torch throws brings a trace of the calls, which nobody needs: here 2^54 bytes of weights.
+  std::ofstream(file("huge.json")) << R"({"img_size": 65536, "patch_size": 65536, "in_chans": 1024, "embed_dim": 1024,
+      "depth": 1, "num_heads": 1})";
+  const Outcome huge = run_violin({"train", "--data", file("data"), "--config", file("huge.json"), "--out", file("x")});
+  EXPECT_EQ(huge.code, 1);
+  EXPECT_NE(huge.err.find("allocate"), std::string::npos) << huge.err;
+  EXPECT_EQ(huge.err.find("frame #"), std::string::npos) << huge.err;
   expect({"eval", file("model.json"), "--data", file("data")}, 1, "model.json");
   expect({"predict", file("nothing"), file("data/val")}, 1, "nothing");
   EXPECT_FALSE(fs::exists(file("x")));

@@ -1,8 +1,10 @@
 #include "violin/data/dataset.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <set>
 
@@ -101,6 +103,44 @@ TEST(ImageFolder, AClassMayBeCalledTrain) {
   EXPECT_EQ(open_dataset(splits.path()).layout, Layout::kSplitFolders);
 }
 
+TEST(ImageFolder, SplitsMayBeCapitalised) {
+  const std::vector<std::array<const char*, 3>> spellings = {
+      {"Train", "Val", "Test"}, {"TRAINING", "Validation", "testing"}, {"training", "VALID", "Testing"}};
+  for (const auto& [train, val, test] : spellings) {
+    const TemporaryFolder folder;
+    write_classes(folder.path() / train, {"a", "b"}, {3, 3});
+    write_classes(folder.path() / val, {"a", "b"}, {2, 2});
+    write_classes(folder.path() / test, {"a", "b"}, {1, 1});
+    const Dataset dataset = open_dataset(folder.path());
+    EXPECT_EQ(dataset.layout, Layout::kSplitFolders) << train;
+    EXPECT_EQ(dataset.classes, (std::vector<std::string>{"a", "b"}));
+    EXPECT_EQ(dataset.train.size(), 6);
+    EXPECT_EQ(dataset.val.size(), 4);
+    EXPECT_EQ(dataset.test.size(), 2);
+    EXPECT_TRUE(dataset.notes.empty());
+  }
+  const TemporaryFolder twice;
+  write_classes(twice.path() / "train", {"a", "b"}, {1, 1});
+  write_classes(twice.path() / "Train", {"a", "b"}, {1, 1});
+  EXPECT_TRUE(contains(opening_error(twice.path()), "two folders for train, 'Train' and 'train': keep one"))
+      << opening_error(twice.path());
+  // A manifest spells them as people do, too.
+  write_text(twice.path() / "list.csv", "path,label,split\nTrain/a/0.png,a,Train\nTrain/b/0.png,b,TEST\n");
+  EXPECT_TRUE(contains(opening_error(twice.path() / "list.csv"), "class 'b' does not occur in train"));
+}
+
+TEST(ImageFolder, FoldersBesideSplitsAreNamed) {
+  const TemporaryFolder folder;
+  write_classes(folder.path() / "Train", {"a", "b"}, {3, 3});
+  write_classes(folder.path() / "holdout", {"a", "b"}, {3, 3});
+  write_image(folder.path() / "val/1.png", noise(2, 2, 1));  // not sorted into classes: no split
+  const Dataset dataset = open_dataset(folder.path(), {.held_out = 0});
+  EXPECT_EQ(dataset.train.size(), 6);
+  EXPECT_TRUE(dataset.val.empty());
+  ASSERT_EQ(dataset.notes.size(), 1u);
+  EXPECT_TRUE(contains(dataset.notes[0], "left out: 'holdout', 'val'")) << dataset.notes[0];
+}
+
 TEST(ImageFolder, WithoutTrainThereIsOnlySomethingToEvaluate) {
   const TemporaryFolder folder;
   write_classes(folder.path() / "val", {"b", "a"}, {2, 3});
@@ -136,7 +176,7 @@ TEST(ImageFolder, SaysWhatIsMissing) {
   fs::remove_all(root / "val");
   write_classes(root / "val", {"a"}, {1});
   write_classes(root / "validation", {"a"}, {1});
-  EXPECT_TRUE(contains(opening_error(root), "two folders for val"));
+  EXPECT_TRUE(contains(opening_error(root), "two folders for val, 'val' and 'validation'"));
   EXPECT_TRUE(contains(opening_error(root / "1.png"), "is an image"));
 }
 
@@ -145,6 +185,45 @@ TEST(ImageFolder, ALinkThatLeadsBackIsReported) {
   write_classes(folder.path(), {"a", "b"}, {1, 1});
   fs::create_directory_symlink(folder.path(), folder.path() / "a/back");
   EXPECT_FALSE(opening_error(folder.path()).empty());
+}
+
+TEST(ImageFolder, FormatsThatAreNotReadAreNamed) {
+  const TemporaryFolder folder;
+  write_classes(folder.path(), {"cat"}, {2});
+  write_text(folder.path() / "dog/1.heic", "ftypheic");
+  write_text(folder.path() / "dog/2.gif", "GIF89a");
+  const std::string error = opening_error(folder.path());
+  EXPECT_TRUE(contains(error, "dog' has no images but 2 other files, the first '")) << error;
+  EXPECT_TRUE(contains(error, "dog/1.heic' (JPEG")) << error;
+  const std::string alone = error_of([&] { open_images({folder.path() / "dog"}); });
+  EXPECT_TRUE(contains(alone, "no images in") && contains(alone, "2 other files")) << alone;
+  const std::string unsorted = opening_error(folder.path() / "dog");
+  EXPECT_TRUE(contains(unsorted, "2 other files")) << unsorted;
+}
+
+TEST(ImageFolder, PipesAreLeftOutAndLinksFollowed) {
+  const TemporaryFolder folder;
+  write_classes(folder.path(), {"a", "b"}, {2, 2});
+  ASSERT_EQ(::mkfifo(folder.file("a/pipe").c_str(), 0600), 0);
+  ASSERT_EQ(::mkfifo(folder.file("a/pipe.png").c_str(), 0600), 0);
+  fs::create_symlink(folder.path() / "a/0.png", folder.path() / "b/linked.png");
+  fs::create_symlink("/dev/zero", folder.path() / "b/zero.png");
+  const Dataset dataset = open_dataset(folder.path(), {.held_out = 0});
+  EXPECT_EQ(dataset.train.class_counts(), (std::vector<std::int64_t>{2, 3}));
+  ASSERT_EQ(dataset.notes.size(), 1u);
+  EXPECT_TRUE(contains(dataset.notes[0], "3 files")) << dataset.notes[0];
+  EXPECT_EQ(open_images({folder.path() / "a"}).size(), 2);
+}
+
+TEST(ImageFolder, NamesThatAreNotUtf8AreRefused) {
+  const TemporaryFolder folder;
+  write_classes(folder.path(), {"a", "caf\xe9"}, {2, 2});
+  EXPECT_TRUE(contains(opening_error(folder.path()), "/caf\xe9' is not UTF-8: rename it"))
+      << opening_error(folder.path());
+  write_text(folder.path() / "list.csv", "path,label\na/0.png,x\na/1.png,caf\xe9\n");
+  EXPECT_TRUE(contains(opening_error(folder.path() / "list.csv"), "line 3: label 'caf\xe9' is not UTF-8"));
+  fs::rename(folder.path() / "caf\xe9", folder.path() / "caf\xc3\xa9");
+  EXPECT_EQ(open_dataset(folder.path()).classes.size(), 2u);
 }
 
 TEST(ImageFolder, BrokenImagesAreNamedWhenDecoded) {

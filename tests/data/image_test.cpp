@@ -336,7 +336,34 @@ TEST(Bombs, AreRefusedByTheirHeader) {
   ASSERT_NE(at, jpeg.end());
   const Bytes sides = {0xFD, 0xE8, 0xFD, 0xE8};  // 65000 each
   std::copy(sides.begin(), sides.end(), at + 5);
-  EXPECT_NE(message_of(jpeg).find("65000x65000"), std::string::npos) << message_of(jpeg);
+  const DecodeLimits limits = {.max_pixels = std::int64_t{32} << 20};  // more than an eighth of the sides would have
+  EXPECT_NE(message_of(jpeg, limits).find("65000x65000"), std::string::npos) << message_of(jpeg, limits);
+}
+
+TEST(DecodeJpeg, AboveTheLimitBecomesSmaller) {
+  const Image image = gradient(48, 32);
+  const auto decoded = [](const Bytes& bytes, std::int64_t max_pixels) {
+    return decode_image(bytes, "jpeg", {.max_pixels = max_pixels});
+  };
+  const Bytes whole = make_jpeg(48, 32, image.pixels);
+  EXPECT_EQ(decoded(whole, 48 * 32).width, 48);
+  for (const int part : {2, 4, 8}) {
+    // One pixel less than the next larger part has.
+    const Image smaller = decoded(whole, 48 * 32 / (part * part / 4) - 1);
+    ASSERT_EQ(smaller.width, 48 / part);
+    ASSERT_EQ(smaller.height, 32 / part);
+    const std::uint8_t* expected = image.at(part / 2, part / 2);
+    for (int c = 0; c < 3; ++c) EXPECT_NEAR(smaller.at(0, 0)[c], expected[c], 24) << part;
+  }
+  EXPECT_NE(message_of(whole, {.max_pixels = 6 * 4 - 1}).find("48x32"), std::string::npos);
+  const Image turned = decoded(make_jpeg(48, 32, image.pixels, {.tiff = exif(6, true)}), 48 * 32 - 1);
+  EXPECT_EQ(turned.width, 16);
+  EXPECT_EQ(turned.height, 24);
+  const Bytes cmyk = make_jpeg(16, 16, Bytes(16 * 16 * 4, 99), {.space = JCS_CMYK, .channels = 4});
+  EXPECT_EQ(decoded(cmyk, 255).width, 8);
+  // All of a progressive file would be in memory.
+  const Bytes progressive = make_jpeg(48, 32, image.pixels, {.progressive = true});
+  EXPECT_NE(message_of(progressive, {.max_pixels = 48 * 32 - 1}).find("limit"), std::string::npos);
 }
 
 TEST(Bombs, TheLimitIsTheCallers) {

@@ -8,6 +8,7 @@
 #include "tests/train/helpers.h"
 #include "violin/checkpoint/model_file.h"
 #include "violin/ops/path.h"
+#include "violin/train/search.h"
 
 namespace violin::tests {
 namespace {
@@ -26,6 +27,10 @@ void expect_equal_files(const fs::path& a, const fs::path& b) {
     EXPECT_TRUE(at::equal(left[i].second, right[i].second)) << left[i].first;
   }
 }
+
+// The least that tells a run, as config.json.
+const nlohmann::ordered_json kRunConfig = {
+    {"command", "train"}, {"fingerprint", "0"}, {"options", nlohmann::ordered_json::object()}, {"classes", {"a", "b"}}};
 
 // Without times, which no two runs share.
 std::vector<std::string> log_without_times(const fs::path& run) {
@@ -153,7 +158,7 @@ TEST(Trainer, ALossThatIsNotFiniteStopsTheRunAndKeepsTheLastState) {
   train::Prepared prepared = train::prepare(request);
   {
     const torch::NoGradGuard no_grad;
-    prepared.model->head->bias.fill_(std::numeric_limits<float>::infinity());
+    prepared.model->head->bias[0] = 3e38;  // losses of which no two have a finite sum
   }
   try {
     train_run(prepared, &run);
@@ -162,6 +167,138 @@ TEST(Trainer, ALossThatIsNotFiniteStopsTheRunAndKeepsTheLastState) {
     EXPECT_NE(std::string(error.what()).find("no longer finite"), std::string::npos) << error.what();
     EXPECT_NE(std::string(error.what()).find("--lr"), std::string::npos) << error.what();
   }
+}
+
+TEST(Trainer, WeightsThatAreNotFiniteAreNeverSaved) {
+  const TemporaryFolder folder;
+  write_images(folder.path() / "data", 4, 6);
+  train::Request request = tiny_request(folder.path() / "data");
+  request.options.lr = 1e30;
+  request.options.warmup_epochs = 0;
+  request.options.epochs = 1;  // the last step is the first that goes wrong
+  request.options.batch_size = 20;
+  train::RunFolder run(folder.path() / "run", train::RunFolder::Mode::kNew);
+  EXPECT_THROW(train_run(train::prepare(request), &run), train::NotFinite);
+  EXPECT_FALSE(fs::exists(run.best_weights()));
+  EXPECT_EQ(train::read_json_file(run.last() / "state.json").at("step"), 0);
+  for (const auto& [name, tensor] : tensors(run.last() / "model.safetensors"))
+    EXPECT_TRUE(at::isfinite(tensor).all().item<bool>()) << name;
+
+  train::Prepared broken = train::prepare(request);
+  {
+    const torch::NoGradGuard no_grad;
+    broken.model->head->bias.fill_(std::numeric_limits<float>::quiet_NaN());
+  }
+  EXPECT_THROW(train_run(broken, nullptr), Error);
+}
+
+TEST(Trainer, ClassWeightsDoNotDependOnAccumulation) {
+  const TemporaryFolder folder;
+  write_images(folder.path() / "data", 1, 12);
+  write_images(folder.path() / "data", 3, 3, 16, 100);
+  train::Request request = tiny_request(folder.path() / "data");
+  request.options.epochs = 1;
+  request.options.class_weights = "inverse";
+  request.options.mixup = request.options.cutmix = 0;
+  const double whole = train_run(train::prepare(request), nullptr).train_loss;
+  request.options.accumulate = 4;
+  EXPECT_NEAR(train_run(train::prepare(request), nullptr).train_loss, whole, 2e-5);
+}
+
+class Messages : public train::Listener {
+ public:
+  void on_start(const std::string& line) override { lines.push_back(line); }
+  void on_message(const std::string& line) override { lines.push_back(line); }
+  std::int64_t count(const std::string& part) const {
+    return std::count_if(lines.begin(), lines.end(),
+                         [&](const std::string& line) { return line.find(part) != std::string::npos; });
+  }
+  std::vector<std::string> lines;
+};
+
+TEST(Trainer, BrokenImagesOfValAndTestAreNamedOnce) {
+  const TemporaryFolder folder;
+  const fs::path data = folder.path() / "data";
+  write_images(data / "train", 3, 8);
+  write_images(data / "val", 3, 2, 16, 100);
+  write_images(data / "test", 3, 2, 16, 200);
+  for (const char* file : {"val/class_1/image_100.png", "test/class_2/image_200.png"}) fs::resize_file(data / file, 0);
+  Messages messages;
+  train::TrainerOptions options;
+  options.listener = &messages;
+  const train::Prepared prepared = train::prepare(tiny_request(data));
+  train::Trainer trainer(prepared.task, prepared.dataset, prepared.model, nullptr, options);
+  const train::Outcome outcome = trainer.train();
+  EXPECT_EQ(outcome.val->images, 5);
+  EXPECT_EQ(outcome.test->images, 5);
+  EXPECT_EQ(messages.count("class_1/image_100.png"), 1);
+  EXPECT_EQ(messages.count("class_2/image_200.png"), 1);
+  for (const auto& entry : fs::recursive_directory_iterator(data / "val"))
+    if (entry.is_regular_file()) fs::resize_file(entry.path(), 0);
+  EXPECT_THROW(train_run(train::prepare(tiny_request(data)), nullptr), Error);
+}
+
+TEST(Trainer, AnAverageIsAFileOfItsOwnAndAFinishedRunStaysAsItIs) {
+  const TemporaryFolder folder;
+  write_images(folder.path() / "data", 4, 10);
+  train::Request request = tiny_request(folder.path() / "data");
+  request.options.ema = 0.5;
+  {
+    train::RunFolder run(folder.path() / "run", train::RunFolder::Mode::kNew);
+    ASSERT_TRUE(train_run(train::prepare(request), &run).finished);
+  }
+  const checkpoint::LoadedModel average = checkpoint::load_model(folder.path() / "run", {.branch = "ema"});
+  EXPECT_EQ(average.classes.size(), 4U);
+  EXPECT_FALSE(
+      at::equal(average.model->head->weight, checkpoint::load_model(folder.path() / "run").model->head->weight));
+  const auto saved = tensors(folder.path() / "run/last/optimizer.safetensors");
+  const auto stored =
+      std::find_if(saved.begin(), saved.end(), [](const auto& x) { return x.first == "ema.head.weight"; });
+  ASSERT_NE(stored, saved.end());
+  EXPECT_TRUE(at::equal(stored->second,
+                        checkpoint::load_model(folder.path() / "run/last", {.branch = "ema"}).model->head->weight));
+
+  const nlohmann::json before = train::read_json_file(folder.path() / "run/result.json");
+  EXPECT_TRUE(before.contains("val"));
+  {
+    train::RunFolder run(folder.path() / "run", train::RunFolder::Mode::kResume);
+    const train::Outcome again = train_run(reopened(folder.path() / "run"), &run, 0, true);
+    ASSERT_TRUE(again.val.has_value());
+    EXPECT_EQ(again.val->top1, before.at("val").at("top1"));
+  }
+  EXPECT_EQ(train::read_json_file(folder.path() / "run/result.json"), before);
+}
+
+TEST(Search, GoesOnWhereItWasAndPassesOverRatesThatDiverge) {
+  const TemporaryFolder folder;
+  write_images(folder.path() / "data", 4, 10);
+  train::Request request = tiny_request(folder.path() / "data");
+  request.options.epochs = 1;
+  const train::Prepared prepared = train::prepare(request);
+  Messages messages;
+  train::TrainerOptions options;
+  options.listener = &messages;
+  const auto search = [&](const train::Task& task, train::RunFolder* run) {
+    messages.lines.clear();
+    const auto fresh = [&] { return std::make_shared<nn::VisionTransformer>(task.model, 0); };
+    return train::search_rate(task, prepared.dataset, fresh, run, options);
+  };
+  train::RunFolder run(folder.path() / "run", train::RunFolder::Mode::kNew);
+  run.write("lr_search.json", {{"trials",
+                                {{{"lr", 1e-3}, {"diverged", true}},
+                                 {{"lr", 7.5e-4}, {"top1", 100.5}, {"loss", 0.5}},
+                                 {{"lr", 5e-4}, {"top1", 10}, {"loss", 2}},
+                                 {{"lr", 2.5e-4}, {"top1", 100.5}, {"loss", 0.4}}}}});
+  const train::RateSearch found = search(prepared.task, &run);
+  EXPECT_EQ(found.best, 2.5e-4);
+  EXPECT_EQ(messages.count("trying learning rate"), 1);
+  EXPECT_EQ(train::read_json_file(run.path() / "lr_search.json").at("trials").size(), 5U);
+
+  train::Task wild = prepared.task;
+  wild.options.weight_decay = 1e12;
+  wild.options.warmup_epochs = 0;
+  EXPECT_THROW(search(wild, nullptr), Error);
+  EXPECT_EQ(messages.count("is too high"), 5);
 }
 
 TEST(Trainer, FinetuneReplacesTheHeadPlugsAMaskAndKeepsPreprocessing) {
@@ -215,7 +352,7 @@ TEST(RunFolder, IsNeverOverwrittenByAccident) {
   EXPECT_THROW(train::RunFolder(path, train::RunFolder::Mode::kResume), Error);
   {
     train::RunFolder run(path, train::RunFolder::Mode::kNew);
-    run.write("config.json", {{"a", 1}});
+    run.write("config.json", kRunConfig);
     EXPECT_THROW(train::RunFolder(path, train::RunFolder::Mode::kResume), Error);  // in use
   }
   EXPECT_THROW(train::RunFolder(path, train::RunFolder::Mode::kNew), Error);
@@ -231,6 +368,29 @@ TEST(RunFolder, IsNeverOverwrittenByAccident) {
   EXPECT_TRUE(fs::exists(folder.path() / "photos" / "a.txt"));
 }
 
+// A model from elsewhere is called as a run's files are.
+TEST(RunFolder, AFolderOfAnotherProgramIsRefusedAndKept) {
+  using Mode = train::RunFolder::Mode;
+  const TemporaryFolder folder;
+  const std::string names[] = {"config.json", "README.md"};
+  for (const std::string config : {R"({"model_type": "vit", "hidden_size": 192})", "not JSON", "[1, 2]"}) {
+    std::ofstream(folder.file("config.json")) << config;
+    std::ofstream(folder.file("README.md")) << "# ViT";
+    fs::create_directories(folder.path() / "best");
+    EXPECT_FALSE(train::is_run_folder(folder.path()));
+    for (const Mode mode : {Mode::kNew, Mode::kReplace, Mode::kResume}) {
+      EXPECT_THROW(train::check_run_folder(folder.path(), mode), Error);
+      EXPECT_THROW(train::RunFolder(folder.path(), mode), Error);
+    }
+    EXPECT_EQ(folder.entries(), 3U) << config;
+    for (const std::string& name : names) EXPECT_TRUE(fs::exists(folder.path() / name)) << name;
+  }
+  // What a run leaves that ended before it wrote anything is in nobody's way.
+  const TemporaryFolder locked;
+  std::ofstream(locked.file(".lock")).flush();
+  EXPECT_NO_THROW(train::RunFolder(locked.path(), Mode::kNew));
+}
+
 TEST(RunFolder, AKillBetweenTwoRenamesIsRepaired) {
   const TemporaryFolder folder;
   const fs::path path = folder.path() / "run";
@@ -239,7 +399,7 @@ TEST(RunFolder, AKillBetweenTwoRenamesIsRepaired) {
     std::ofstream(path / where / "state.json") << state;
   };
   {
-    train::RunFolder(path, train::RunFolder::Mode::kNew).write("config.json", {{"a", 1}});
+    train::RunFolder(path, train::RunFolder::Mode::kNew).write("config.json", kRunConfig);
   }
   put("last.old", "1");
   put("last.next", "2");
@@ -263,7 +423,16 @@ TEST(RunFolder, AFailedCheckpointLeavesThePreviousOne) {
   const auto put = [](const std::string& text) {
     return [text](const fs::path& where) { std::ofstream(where / "state.json") << text; };
   };
+  const auto fail = [&] { run.replace_last([](const fs::path&) { throw Error("no space left on device"); }); };
+  std::ofstream(run.initial_weights()) << "weights";
+  try {
+    fail();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("no checkpoint yet"), std::string::npos) << error.what();
+  }
+  EXPECT_TRUE(fs::exists(run.initial_weights()));
   run.replace_last(put("1"));
+  EXPECT_FALSE(fs::exists(run.initial_weights()));
   run.replace_last(put("2"));
   EXPECT_THROW(run.replace_last([](const fs::path& where) {
     std::ofstream(where / "state.json") << "3";
@@ -278,7 +447,7 @@ TEST(RunFolder, SurvivesKillsAtAnyMoment) {
   const TemporaryFolder folder;
   const fs::path path = folder.path() / "run";
   {
-    train::RunFolder(path, train::RunFolder::Mode::kNew).write("config.json", {{"a", 1}});
+    train::RunFolder(path, train::RunFolder::Mode::kNew).write("config.json", kRunConfig);
   }
   data::Random random(3, data::Purpose::kAugment);
   for (int round = 0; round < 30; ++round) {

@@ -176,11 +176,44 @@ TEST(Options, JsonGivesEveryFieldBackAndMistakesAreNamed) {
   };
   EXPECT_NE(message({{"epoch", 3}}).find("did you mean 'epochs'"), std::string::npos);
   EXPECT_NE(message({{"epochs", "three"}}).find("epochs is \"three\""), std::string::npos);
-  EXPECT_NE(message({{"epochs", 0}}).find("expected at least 1"), std::string::npos);
+  EXPECT_NE(message({{"epochs", 0}}).find("epochs is 0; expected a number from 1 to"), std::string::npos);
   EXPECT_NE(message({{"mixup", -1}}).find("mixup"), std::string::npos);
   EXPECT_NE(message({{"crop", "round"}}).find("one of"), std::string::npos);
   train::Options options;
   EXPECT_THROW(train::apply_recipe("diet", options), Error);
+}
+
+TEST(Options, NumbersAreFiniteAndOfASaneSize) {
+  const auto message = [](const std::string& name, const json& value) {
+    try {
+      train::Options options;
+      train::merge_json({{name, value}}, options);
+      train::check(options);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  const double inf = std::numeric_limits<double>::infinity();
+  train::Options options;
+  train::visit_options(options, [&](const std::string& name, auto& field, const char*, const char*) {
+    using Field = std::decay_t<decltype(field)>;
+    if constexpr (std::is_same_v<Field, double> || std::is_same_v<Field, std::optional<double>>) {
+      EXPECT_EQ(message(name, inf), "option " + name + " is inf; expected a finite number");
+      EXPECT_EQ(message(name, -inf), "option " + name + " is -inf; expected a finite number");
+      EXPECT_EQ(message(name, std::nan("")), "option " + name + " is nan; expected a finite number");
+    } else if constexpr (std::is_integral_v<Field> && !std::is_same_v<Field, bool>) {
+      for (const double value : {inf, 1e300, 0.5})
+        EXPECT_NE(message(name, value).find("expected a whole number"), std::string::npos) << name;
+      if (name != "seed") {
+        EXPECT_NE(message(name, std::numeric_limits<std::uint64_t>::max()), "") << name;
+      }
+    }
+  });
+  EXPECT_NE(message("lr_per_512", 1.7e308).find("lr_per_512"), std::string::npos);  // its product with the batch is inf
+  EXPECT_NE(message("cache_mb", std::int64_t{1} << 44), "");
+  EXPECT_EQ(message("cache_mb", 1 << 20), "");
+  EXPECT_EQ(message("epochs", 1e3), "");
 }
 
 TEST(Metrics, CountTopFiveAndConfusion) {

@@ -190,6 +190,48 @@ TEST(Compare, GroupsSeedsAndTakesDifferencesSeedBySeed) {
   EXPECT_DOUBLE_EQ(groups[0].val.mean, 57.5);
 }
 
+TEST(Compare, RunsWithTheSameSeedCountAsOne) {
+  std::vector<RunScore> runs;
+  for (const auto& [seed, test] : {std::pair(1, 50.0), std::pair(2, 60.0), std::pair(2, 62.0)})
+    runs.push_back({"violin", "a", static_cast<std::uint64_t>(seed), test, test, 1000, 500, 9, 100});
+  for (const auto& [seed, test] : {std::pair(1, 49.0), std::pair(2, 58.0)})
+    runs.push_back({"vanilla", "b", static_cast<std::uint64_t>(seed), test, test, 1000, 500, 0, 100});
+  const std::vector<RunGroup> groups = compare(runs);
+  EXPECT_EQ(groups[0].members.size(), 3U);
+  EXPECT_EQ(groups[0].seeds, 2U);
+  EXPECT_EQ(groups[0].test.count, 2U);
+  EXPECT_DOUBLE_EQ(groups[0].test.mean, 55.5);
+  EXPECT_EQ(groups[0].difference.count, 2U);
+  EXPECT_DOUBLE_EQ(groups[0].difference.mean, 2);
+}
+
+TEST(Compare, TakesNoDifferenceBetweenOtherImages) {
+  std::vector<RunScore> runs(2);
+  runs[0] = {"violin", "a", 0, 50, 50, 1000, 500, 9, 100, "val", "test"};
+  runs[1] = {"vanilla", "b", 0, 49, 49, 1000, 500, 0, 100, "other val", "test"};
+  EXPECT_EQ(compare(runs)[0].difference.count, 1U);  // on test, which is the same
+  runs[1].test_set = "other test";
+  RunGroup ours = compare(runs)[0];
+  EXPECT_TRUE(ours.other_images);
+  EXPECT_EQ(ours.difference.count, 0U);
+  EXPECT_NE(verdict(ours, compare(runs)[1], 1000).find("other test images"), std::string::npos);
+  runs[0].test_top1.reset();
+  ours = compare(runs)[0];
+  EXPECT_NE(verdict(ours, compare(runs)[1], 1000).find("other validation images"), std::string::npos);
+  runs[1].seed = 1;  // held out by another seed: nothing is compared anyway
+  EXPECT_FALSE(compare(runs)[0].other_images);
+}
+
+TEST(AttentionSheet, HasAPictureUpToItsLimit) {
+  const std::size_t limit = attention_sheet_limit(2);
+  const auto pixels = [](std::size_t count) {
+    const Scene scene = attention_sheet(std::vector<AttentionEntry>(count, {Image(2, 2), {1, 1, {0.5F}}, "", ""}));
+    return 4 * scene.width * scene.height;
+  };
+  EXPECT_LE(pixels(limit), static_cast<double>(kMaxPixels));
+  EXPECT_GT(pixels(limit + 1), static_cast<double>(kMaxPixels));
+}
+
 TEST(Compare, NamesOfGroupsStayDistinct) {
   std::vector<RunScore> runs(4);
   runs[0].name = "run-0", runs[0].group = "a";
@@ -230,10 +272,11 @@ TEST(Report, OneRunHasEverySection) {
 }
 
 TEST(Report, SeveralRunsAreCompared) {
-  const Report report{"runs", "", {run("violin-0", 0, true), run("violin-1", 1, true), run("vanilla-0", 0, false)}, {}};
+  Report report{"runs", "", {run("violin-0", 0, true), run("violin-1", 1, true), run("vanilla-0", 0, false)}, {}};
+  report.notes = {"a note about all"};
   const std::string html = report_html(report);
   for (const char* part : {"Side by side", "against vanilla-0", "42.00 ± 0.00%", "+1.00", "Options that differ",
-                           "What the masks learned", "The same images", "Run by run", "images/s"})
+                           "What the masks learned", "The same images", "Run by run", "images/s", "a note about all"})
     EXPECT_NE(html.find(part), std::string::npos) << part;
   // A column each beside the shared images.
   EXPECT_NE(html.find("<tr><th></th><td>violin-0</td><td>violin-1</td><td>vanilla-0</td></tr>"), std::string::npos);

@@ -21,6 +21,7 @@ using nn::ModelConfig;
 using nn::Size;
 
 constexpr const char* kModelKey = "violin.model";
+constexpr const char* kAverageFile = "ema.safetensors";
 constexpr const char* kPreprocessingKey = "violin.preprocessing";
 constexpr const char* kClassesKey = "violin.classes";
 constexpr const char* kVersionKey = "violin.version";
@@ -68,9 +69,10 @@ class Loader {
  public:
   Loader(const std::filesystem::path& path, const LoadOptions& options)
       : options_(options),
-        path_(resolve_weights(path)),
+        path_(resolve_weights(path, options.branch)),
         file_(TensorFile::open(path_, {.copy = true})),
-        state_(translate(file_, path_.string(), options.branch)) {}
+        // The average in a run's folder is a file of its own.
+        state_(translate(file_, path_.string(), path_.filename() == kAverageFile ? "" : options.branch)) {}
 
   LoadedModel load() {
     LoadReport& report = result_.report;
@@ -110,6 +112,7 @@ class Loader {
       take_mask_and_head_from_file();
     } else if (description_.config) {
       config_ = *description_.config;
+      told_by_file_ = true;
       how = "from the file's metadata";
     } else {
       Architecture architecture =
@@ -238,6 +241,13 @@ class Loader {
     }
     for (const StateEntry& entry : state_.entries)
       if (!used.contains(entry.name)) report.unexpected.push_back(entry.source);
+    if (!config_.violin && told_by_file_) {
+      for (const StateEntry& entry : state_.entries) {
+        if (nn::is_mask_parameter(entry.name))
+          throw Error(file_in_quotes(state_.file) + " holds the mask parameter " + in_quotes(entry.name) +
+                      " and describes a model without a mask; say what it is (--config)");
+      }
+    }
     for (const auto& [dtype, count] : converted_)
       adapted(std::to_string(count) + (count == 1 ? " tensor" : " tensors") + " converted: " + dtype + " to float32");
     if (absent.empty()) return;
@@ -312,6 +322,7 @@ class Loader {
   std::optional<Size> file_patch_;  // where patches are resampled
   std::map<std::string, std::int64_t> converted_;
   std::set<const void*> taken_;
+  bool told_by_file_ = false;  // the architecture is what the file's metadata say
 };
 
 }  // namespace
@@ -342,9 +353,16 @@ nlohmann::ordered_json LoadReport::json() const {
           {"ignored", ignored}, {"notes", notes}};
 }
 
-std::filesystem::path resolve_weights(const std::filesystem::path& path) {
+std::filesystem::path resolve_weights(const std::filesystem::path& path, const std::string& branch) {
   std::error_code ignored;
   if (!std::filesystem::is_directory(path, ignored)) return path;
+  if (branch == "ema") {
+    for (const char* place : {"best", "last", "."}) {
+      const std::filesystem::path average = (path / place).lexically_normal() / kAverageFile;
+      if (std::filesystem::is_regular_file(average, ignored)) return average;
+    }
+    throw Error(file_in_quotes(path.string()) + " holds no average of weights; train with --ema 0.9999 to keep one");
+  }
   for (const char* place : {"best/model.safetensors", "last/model.safetensors", "model.safetensors"}) {
     if (std::filesystem::is_regular_file(path / place, ignored)) return path / place;
   }

@@ -64,9 +64,9 @@ struct LoadedModel {
   LoadReport report;
 };
 
-// A weights file as it is; for the folder of a run, the weights of its best epoch, otherwise of its last. Throws
-// violin::Error where there are none.
-std::filesystem::path resolve_weights(const std::filesystem::path& path);
+// A weights file as it is; for the folder of a run, the weights of its best epoch, otherwise of its last, with the
+// branch "ema" their average. Throws violin::Error where there are none.
+std::filesystem::path resolve_weights(const std::filesystem::path& path, const std::string& branch = "");
 
 // Tensors in float32 are not copied: what is read from the file is the parameters' memory. Throws violin::Error that
 // names the file and the tensor for shapes that do not fit and weights that are missing.

@@ -70,6 +70,7 @@ std::vector<std::string> read_names(const fs::path& path, std::int64_t classes) 
   std::vector<std::string> names;
   for (std::string line; std::getline(text, line);) {
     while (!line.empty() && (line.back() == '\r' || line.back() == ' ')) line.pop_back();
+    if (!is_utf8(line)) throw Error("'" + path.string() + "' is not UTF-8");
     if (!line.empty()) names.push_back(line);
   }
   if (std::ssize(names) != classes) {

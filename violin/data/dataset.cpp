@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <span>
 #include <utility>
@@ -261,6 +262,15 @@ bool is_image_file(const fs::path& path) {
   return codec::is_jpeg(bytes) || codec::is_png(bytes) || codec::is_webp(bytes);
 }
 
+bool is_utf8(const std::string& text) {
+  try {
+    nlohmann::json(text).dump();
+    return true;
+  } catch (const nlohmann::json::type_error&) {
+    return false;
+  }
+}
+
 Dataset open_dataset(const fs::path& path, const DatasetOptions& options) {
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
@@ -291,7 +301,7 @@ SampleSet open_images(const std::vector<fs::path>& paths, const DecodeLimits& li
     }
     OtherFiles others;
     const std::vector<std::string> files = image_files(path, others);
-    if (files.empty()) throw Error("no images in '" + path.string() + "'");
+    if (files.empty()) throw Error("no images in '" + path.string() + "'" + instead_of_images(others));
     for (const std::string& file : files) samples.push_back({file});
   }
   return {std::make_shared<FileSource>(limits), std::move(samples), 1, {}};

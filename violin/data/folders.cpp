@@ -15,10 +15,15 @@ namespace fs = std::filesystem;
 // Deeper nesting is a link that leads back.
 constexpr int kMaxDepth = 24;
 
+std::string lower_case(std::string_view text) {
+  std::string lower(text);
+  for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return lower;
+}
+
 // A file that is called an image but is none counts as a broken image, not as something that happens to lie there.
 bool named_like_image(const fs::path& path) {
-  std::string extension = path.extension().string();
-  for (char& c : extension) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  const std::string extension = lower_case(path.extension().string());
   return extension == ".jpg" || extension == ".jpeg" || extension == ".png" || extension == ".webp";
 }
 
@@ -30,7 +35,11 @@ void collect(const fs::path& folder, int depth, std::vector<std::string>& files,
     const fs::file_status status = fs::status(entry, error);
     if (fs::is_directory(status)) {
       collect(entry, depth + 1, files, others);
-    } else if (named_like_image(entry) || is_image_file(entry)) {
+      continue;
+    }
+    // A pipe or a device would be waited for; a link that leads nowhere is a broken image.
+    const bool readable = !fs::exists(status) || fs::is_regular_file(status);
+    if (readable && (named_like_image(entry) || is_image_file(entry))) {
       files.push_back(entry.string());
     } else if (others.count++ == 0) {
       others.first = entry.string();
@@ -47,6 +56,14 @@ std::vector<fs::path> folders_in(const fs::path& folder) {
   return folders;
 }
 
+// "'a', 'b' and 3 more"
+std::string listed(const std::vector<std::string>& names) {
+  constexpr std::size_t kMost = 5;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(names.size(), kMost); ++i) text += (i == 0 ? "'" : ", '") + names[i] + "'";
+  return names.size() > kMost ? text + " and " + std::to_string(names.size() - kMost) + " more" : text;
+}
+
 // The classes of one split.
 struct Classes {
   std::vector<std::string> names;
@@ -57,17 +74,25 @@ Classes read_classes(const fs::path& folder, OtherFiles& others) {
   Classes classes;
   for (const fs::path& entry : folders_in(folder)) {
     classes.names.push_back(entry.filename().string());
-    classes.files.push_back(image_files(entry, others));
-    if (classes.files.back().empty()) {
-      throw Error("class folder '" + entry.string() + "' has no images: fill or remove it");
+    if (!is_utf8(classes.names.back())) {
+      throw Error("the name of class folder '" + entry.string() + "' is not UTF-8: rename it");
     }
+    OtherFiles here;
+    classes.files.push_back(image_files(entry, here));
+    if (classes.files.back().empty()) {
+      throw Error("class folder '" + entry.string() + "' has no images" + instead_of_images(here) +
+                  (here.count > 0 ? ": convert them or remove it" : ": fill or remove it"));
+    }
+    if (others.count == 0) others.first = here.first;
+    others.count += here.count;
   }
   if (classes.names.empty()) {
-    OtherFiles ignored;
-    const bool images = !image_files(folder, ignored).empty();
+    OtherFiles here;
+    const bool images = !image_files(folder, here).empty();
     throw Error(images
                     ? "'" + folder.string() + "' has images but no class folders: sort them into folders, one per class"
-                    : "'" + folder.string() + "' has no images: expected a folder per class with images in it");
+                    : "'" + folder.string() + "' has no images" + instead_of_images(here) +
+                          ": expected a folder per class with images in it");
   }
   return classes;
 }
@@ -106,10 +131,17 @@ std::vector<std::string> image_files(const fs::path& folder, OtherFiles& others)
   return files;
 }
 
-std::optional<std::string> split_of(std::string_view name) {
+std::string instead_of_images(const OtherFiles& others) {
+  if (others.count == 0) return "";
+  return " but " + std::to_string(others.count) + " other file" + (others.count == 1 ? "" : "s, the first") + " '" +
+         others.first + "' (" + (decodes_webp() ? "JPEG, PNG and WebP are" : "JPEG and PNG are") + " read)";
+}
+
+std::optional<std::string> split_of(std::string_view given) {
+  const std::string name = lower_case(given);
   if (name == "train" || name == "training") return "train";
   if (name == "val" || name == "valid" || name == "validation") return "val";
-  if (name == "test") return "test";
+  if (name == "test" || name == "testing") return "test";
   return std::nullopt;
 }
 
@@ -118,15 +150,20 @@ Dataset open_folders(const fs::path& path, const DatasetOptions& options) {
   Dataset dataset;
   OtherFiles others;
   std::map<std::string, fs::path> splits;
+  std::vector<std::string> left_out;
   const std::vector<fs::path> folders = folders_in(path);
   const auto split_name = [](const fs::path& folder) { return split_of(folder.filename().string()); };
   const bool has_others = !std::all_of(folders.begin(), folders.end(), split_name);
   for (const fs::path& folder : folders) {
     const auto split = split_name(folder);
     // Trains, for one, are a class of CIFAR-100: a folder of images beside other folders is no split.
-    if (!split || (has_others && folders_in(folder).empty())) continue;
-    if (!splits.emplace(*split, folder).second) {
-      throw Error("'" + path.string() + "' has two folders for " + *split + ": keep one");
+    if (!split || (has_others && folders_in(folder).empty())) {
+      left_out.push_back(folder.filename().string());
+      continue;
+    }
+    if (const auto [same, fresh] = splits.emplace(*split, folder); !fresh) {
+      throw Error("'" + path.string() + "' has two folders for " + *split + ", '" + same->second.filename().string() +
+                  "' and '" + folder.filename().string() + "': keep one");
     }
   }
   if (splits.empty()) {
@@ -152,6 +189,9 @@ Dataset open_folders(const fs::path& path, const DatasetOptions& options) {
         {{"train", &dataset.train}, {"val", &dataset.val}, {"test", &dataset.test}}};
     for (const auto& [split, set] : targets) {
       if (splits.contains(split)) *set = labelled(read[split], dataset.classes, source, path, splits[split]);
+    }
+    if (!left_out.empty()) {
+      dataset.notes.push_back("folders beside the splits of '" + path.string() + "' left out: " + listed(left_out));
     }
   }
   if (others.count > 0) {

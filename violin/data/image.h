@@ -31,6 +31,7 @@ struct Image {
 };
 
 struct DecodeLimits {
+  // A JPEG of one scan (most are) that has more is decoded at a half, a quarter or an eighth of its sides if that fits.
   std::int64_t max_pixels = std::int64_t{64} << 20;
   std::int64_t max_bytes = std::int64_t{256} << 20;  // of the file; load_image only
 };

@@ -59,7 +59,10 @@ void on_progress(j_common_ptr info) {
   if (reinterpret_cast<j_decompress_ptr>(info)->input_scan_number > kMaxScans) leave(info, "too many scans");
 }
 
-bool read_header(Reader& reader, std::span<const std::uint8_t> bytes) {
+// The output is the image itself, or the largest of its half, quarter and eighth that has at most `max_pixels`: libjpeg
+// makes those as it decodes, without ever holding the whole. Files of several scans are held whole and stay as they
+// are.
+bool read_header(Reader& reader, std::span<const std::uint8_t> bytes, std::int64_t max_pixels) {
   jpeg_decompress_struct& info = reader.info;
   info.err = jpeg_std_error(&reader.errors);
   info.client_data = &reader;
@@ -74,6 +77,13 @@ bool read_header(Reader& reader, std::span<const std::uint8_t> bytes) {
   jpeg_read_header(&info, TRUE);
   const bool four = info.jpeg_color_space == JCS_CMYK || info.jpeg_color_space == JCS_YCCK;
   info.out_color_space = four ? JCS_CMYK : JCS_RGB;
+  jpeg_calc_output_dimensions(&info);
+  const auto too_large = [&] { return std::int64_t{info.output_width} * info.output_height > max_pixels; };
+  for (unsigned part = 2; part <= 8 && too_large() && jpeg_has_multiple_scans(&info) == FALSE; part *= 2) {
+    info.scale_num = 1;
+    info.scale_denom = part;
+    jpeg_calc_output_dimensions(&info);
+  }
   return true;
 }
 
@@ -119,11 +129,14 @@ bool is_jpeg(std::span<const std::uint8_t> bytes) {
 
 Image decode_jpeg(std::span<const std::uint8_t> bytes, std::int64_t max_pixels, int& orientation) {
   Reader reader;
-  if (!read_header(reader, bytes)) throw Error(std::string("broken JPEG: ") + reader.message);
-  check_size(reader.info.image_width, reader.info.image_height, max_pixels);
-  orientation = orientation_of(reader.info);
+  if (!read_header(reader, bytes, max_pixels)) throw Error(std::string("broken JPEG: ") + reader.message);
+  const jpeg_decompress_struct& info = reader.info;
+  // Of an image that is too large, the message names the size of the whole.
+  const bool fits = std::int64_t{info.output_width} * info.output_height <= max_pixels;
+  check_size(fits ? info.output_width : info.image_width, fits ? info.output_height : info.image_height, max_pixels);
+  orientation = orientation_of(info);
 
-  Image image(reader.info.image_width, reader.info.image_height);
+  Image image(info.output_width, info.output_height);
   std::vector<std::uint8_t> row(reader.info.out_color_space == JCS_CMYK ? static_cast<std::size_t>(image.width) * 4
                                                                         : 0);
   if (!read_pixels(reader, image.pixels.data(), row.data())) throw Error(std::string("broken JPEG: ") + reader.message);

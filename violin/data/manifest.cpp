@@ -124,7 +124,8 @@ Dataset open_manifest(const fs::path& path, const DatasetOptions& options) {
     const auto split = split_of(entry.split.empty() ? "train" : entry.split);
     if (!split) fail(path, entry.line, "split '" + entry.split + "' is not train, val or test");
     entry.split = *split;
-    all.insert(entry.label);
+    if (all.insert(entry.label).second && !is_utf8(entry.label))
+      fail(path, entry.line, "label '" + entry.label + "' is not UTF-8: save the file as UTF-8");
     if (entry.split == "train") trained.insert(entry.label);
   }
   Dataset dataset;

@@ -30,6 +30,15 @@ nlohmann::ordered_json to_json(const Metrics& metrics) {
   return {{"images", metrics.images}, {"top1", metrics.top1}, {"top5", metrics.top5}, {"loss", metrics.loss}};
 }
 
+Metrics metrics_from_json(const nlohmann::json& json) {
+  Metrics metrics;
+  metrics.images = json.at("images");
+  metrics.top1 = json.at("top1");
+  metrics.top5 = json.at("top5");
+  metrics.loss = json.at("loss");
+  return metrics;
+}
+
 void MetricsSum::add(const at::Tensor& logits, const at::Tensor& labels) {
   const torch::NoGradGuard no_grad;
   const std::int64_t classes = logits.size(1), confusion = classes <= kMaxConfusion ? classes * classes : 0;

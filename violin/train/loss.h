@@ -31,6 +31,7 @@ struct Metrics {
 
 // {"images":…,"top1":…,"top5":…,"loss":…}
 nlohmann::ordered_json to_json(const Metrics& metrics);
+Metrics metrics_from_json(const nlohmann::json& json);
 
 // Adds up batches; numbers stay on their device until result().
 class MetricsSum {

@@ -12,8 +12,8 @@ std::string model_card(const Task& task, const data::Dataset& dataset, const Out
   };
   const auto number = [](double value) { return number_text(value, "%.2f"); };
   card += "Trained by `violin " + task.command + "` (violin " + version() +
-          "). Weights: `best/model.safetensors`, the best epoch on val; `last/model.safetensors`, the last one. They "
-          "carry preprocessing and class names.\n\n| | |\n|---|---|\n";
+          "). Weights: " + (outcome.best_epoch >= 0 ? "`best/model.safetensors`, the best epoch on val; " : "") +
+          "`last/model.safetensors`, the last one. They carry preprocessing and class names.\n\n| | |\n|---|---|\n";
   line("data", "`" + task.data.filename().string() + "`, " + std::to_string(dataset.train.size()) + " training images" +
                    (dataset.held_out ? ", val held out of them" : ""));
   line("model", "ViT, width " + std::to_string(task.model.embed_dim) + ", " + std::to_string(task.model.depth) +

@@ -1,12 +1,15 @@
 #include "violin/train/options.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <type_traits>
 
 #include "violin/curves/text.h"
 #include "violin/error.h"
 #include "violin/nn/json_text.h"
+#include "violin/number_text.h"
 
 namespace violin::train {
 namespace {
@@ -78,11 +81,14 @@ void read(const std::string& name, const json& value, T& field) {
     if (!value.is_string()) wrong("text");
     field = value.get<std::string>();
   } else {
-    if (!value.is_number_integer() && !(value.is_number() && value.get<double>() == std::int64_t(value.get<double>())))
+    // 1e3 is a whole number too; larger ones than 2^53 must be written as such.
+    const double number = value.is_number() ? value.get<double>() : std::nan("");
+    if (!value.is_number_integer() && !(std::abs(number) <= 0x1p53 && number == std::trunc(number)))
       wrong("a whole number");
-    if (std::is_unsigned_v<T> && value.is_number_integer() && !value.is_number_unsigned() &&
-        value.get<std::int64_t>() < 0)
-      wrong("0 or more");
+    if (std::is_unsigned_v<T> && number < 0) wrong("0 or more");
+    if (std::is_signed_v<T> && value.is_number_unsigned() &&
+        value.get<std::uint64_t>() > std::uint64_t{std::numeric_limits<std::int64_t>::max()})
+      wrong("a smaller number");
     field = value.get<T>();
   }
 }
@@ -145,7 +151,8 @@ void check(const Options& o) {
     if (good) return;
     std::string text;
     if constexpr (std::is_arithmetic_v<std::decay_t<decltype(came)>>) {
-      text = json(came).dump();
+      const auto number = static_cast<double>(came);
+      text = std::isfinite(number) ? json(came).dump() : number_text(number, "%g");  // JSON has no inf and no nan
     } else {
       text = curves::quoted(came);
     }
@@ -158,12 +165,25 @@ void check(const Options& o) {
   const auto share = [&](const std::string& name, double value) {
     require(value >= 0 && value <= 1, name, value, "a share from 0 to 1");
   };
-  require(o.epochs >= 1 && o.epochs <= 1000000, "epochs", o.epochs, "at least 1");
-  require(o.batch_size >= 1 && o.batch_size <= (1 << 20), "batch_size", o.batch_size, "at least 1");
+  const auto within = [&](const std::string& name, std::int64_t value, std::int64_t least, std::int64_t most) {
+    require(value >= least && value <= most, name, value,
+            "a number from " + std::to_string(least) + " to " + std::to_string(most));
+  };
+  visit_options(o, [&](const std::string& name, const auto& field, const char*, const char*) {
+    using Field = std::decay_t<decltype(field)>;
+    if constexpr (std::is_same_v<Field, double>) {
+      require(std::isfinite(field), name, field, "a finite number");
+    } else if constexpr (std::is_same_v<Field, std::optional<double>>) {
+      require(std::isfinite(field.value_or(0)), name, field.value_or(0), "a finite number");
+    }
+  });
+  within("epochs", o.epochs, 1, 1000000);
+  within("batch_size", o.batch_size, 1, 1 << 20);
   require(o.accumulate >= 1 && o.accumulate <= o.batch_size, "accumulate", o.accumulate,
           "from 1 to the batch size, " + std::to_string(o.batch_size));
   require(!o.lr || *o.lr > 0, "lr", o.lr.value_or(0), "above 0");
   require(o.lr_per_512 > 0, "lr_per_512", o.lr_per_512, "above 0");
+  require(std::isfinite(o.peak_lr()), "lr_per_512", o.lr_per_512, "a smaller number");
   require(o.min_lr >= 0, "min_lr", o.min_lr, "0 or more");
   require(o.warmup_lr >= 0, "warmup_lr", o.warmup_lr, "0 or more");
   require(o.warmup_epochs >= 0, "warmup_epochs", o.warmup_epochs, "0 or more");
@@ -181,7 +201,7 @@ void check(const Options& o) {
   if (!o.adapter.empty()) one_of("adapter", o.adapter, {"lora", "dora"});
   require(o.train_what != "adapters" || !o.adapter.empty(), "train_what", o.train_what,
           "an adapter beside it (adapter: lora or dora)");
-  require(o.rank >= 1 && o.rank <= 65536, "rank", o.rank, "at least 1");
+  within("rank", o.rank, 1, 65536);
   require(o.adapter_alpha > 0, "adapter_alpha", o.adapter_alpha, "above 0");
   require(o.img_size >= 0 && o.img_size <= 8192, "img_size", o.img_size, "0 or pixels up to 8192");
   one_of("crop", o.crop, {"auto", "resized", "padded", "centre", "squash"});
@@ -193,13 +213,13 @@ void check(const Options& o) {
   require(o.cutmix >= 0, "cutmix", o.cutmix, "0 or more");
   require(o.smoothing >= 0 && o.smoothing < 1, "smoothing", o.smoothing, "from 0 up to, but not, 1");
   require(o.colour_jitter >= 0, "colour_jitter", o.colour_jitter, "0 or more");
-  require(o.repeats >= 1 && o.repeats <= 64, "repeats", o.repeats, "at least 1");
+  within("repeats", o.repeats, 1, 64);
   one_of("statistics", o.statistics, {"auto", "imagenet", "inception", "cifar10", "cifar100"});
   one_of("class_weights", o.class_weights, {"none", "inverse"});
   require(o.held_out >= 0 && o.held_out < 1, "held_out", o.held_out, "from 0 up to, but not, 1");
   require(o.limit >= 0, "limit", o.limit, "0 or more");
   one_of("on_bad_image", o.on_bad_image, {"skip", "fatal"});
-  require(o.cache_mb >= 0, "cache_mb", o.cache_mb, "0 or more");
+  within("cache_mb", o.cache_mb, 0, 1 << 30);  // as bytes it must fit into 64 bits
   require(o.eval_every >= 1, "eval_every", o.eval_every, "at least 1");
   require(o.save_minutes >= 0, "save_minutes", o.save_minutes, "0 or more");
   one_of("precision", o.precision, {"fp32", "bf16"});

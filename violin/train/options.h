@@ -107,7 +107,7 @@ void visit_options(O& o, Visitor&& visitor) {
   visitor("crop", o.crop, g, "auto, resized (random part, scaled), padded (random shift), centre or squash");
   visitor("min_scale", o.min_scale, g, "Smallest share of the image that a resized crop takes");
   visitor("flip", o.flip, g, "Probability of a mirrored image");
-  visitor("rand_augment", o.rand_augment, g, "RandAugment in timm's notation; empty: none");
+  visitor("rand_augment", o.rand_augment, g, "RandAugment in timm's notation, or none");
   visitor("colour_jitter", o.colour_jitter, g, "Strength of colour jitter");
   visitor("erase", o.erase, g, "Probability of an erased box");
   visitor("mixup", o.mixup, g, "Alpha of mixup; 0: none");

@@ -14,6 +14,7 @@
 
 #include "violin/data/file.h"
 #include "violin/error.h"
+#include "violin/nn/json_text.h"
 
 namespace violin::train {
 namespace {
@@ -21,10 +22,13 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-// What a run consists of: what may be removed to make place for another.
-constexpr std::array kFiles = {
-    "config.json", "log.jsonl", "log.csv",  "result.json", "lr_search.json", "README.md",          "report.html",
-    "last",        "last.next", "last.old", "best",        ".lock",          "initial.safetensors"};
+// What a run consists of: what may be removed to make place for another. config.json goes last: it is what tells a run,
+// so a removal that was interrupted can be asked for again.
+constexpr std::array kFiles = {"log.jsonl",           "log.csv",    "result.json", "lr_search.json", "README.md",
+                               "report.html",         "last",       "last.next",   "last.old",       "best",
+                               "initial.safetensors", "config.json"};
+
+constexpr std::string_view kInitial = "initial.safetensors";
 
 std::string quoted(const fs::path& path) {
   return "'" + path.string() + "'";
@@ -58,7 +62,15 @@ void or_error(const std::string& what, const Work& work) {
 
 bool is_run_folder(const fs::path& path) {
   std::error_code ignored;
-  return fs::is_regular_file(path / "config.json", ignored);
+  if (!fs::is_regular_file(path / "config.json", ignored)) return false;
+  try {
+    // Models from elsewhere have a config.json too; these keys every run has written since the first.
+    const json config = read_json_file(path / "config.json");
+    return config.is_object() && config.contains("command") && config.contains("fingerprint") &&
+           config.contains("options") && config.contains("classes");
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 json read_json_file(const fs::path& path) {
@@ -78,23 +90,28 @@ std::vector<json> read_log(const fs::path& run) {
   return lines;
 }
 
-RunFolder::RunFolder(fs::path path, Mode mode) : path_(std::move(path)) {
-  or_error("cannot use " + quoted(path_), [&] {
-    const bool there = fs::exists(path_);
-    if (there && !fs::is_directory(path_)) throw Error(quoted(path_) + " is not a folder; give another with --out");
-    const bool run = there && is_run_folder(path_);
-    if (mode == Mode::kResume && !run) throw Error(quoted(path_) + " holds no run that could be resumed");
+void check_run_folder(const fs::path& path, RunFolder::Mode mode) {
+  using Mode = RunFolder::Mode;
+  or_error("cannot use " + quoted(path), [&] {
+    const bool there = fs::exists(path);
+    if (there && !fs::is_directory(path)) throw Error(quoted(path) + " is not a folder; give another with --out");
+    const bool run = there && is_run_folder(path);
+    if (mode == Mode::kResume && !run) throw Error(quoted(path) + " holds no run that could be resumed");
     if (mode == Mode::kNew && run)
-      throw Error(quoted(path_) + " holds a run already; --resume continues it, --force replaces it");
-    if (mode != Mode::kResume && there && !run) {
-      for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {
-        const std::string name = entry.path().filename();
-        if (std::find(kFiles.begin(), kFiles.end(), name) == kFiles.end())
-          throw Error(quoted(path_) + " is not empty and holds no run; give another folder with --out");
-      }
+      throw Error(quoted(path) + " holds a run already; --resume continues it, --force replaces it");
+    if (mode == Mode::kResume || !there || run) return;
+    // What a run leaves that ended before it wrote anything else.
+    for (const fs::directory_entry& entry : fs::directory_iterator(path)) {
+      const std::string name = entry.path().filename().string();
+      if (name != ".lock" && !name.starts_with(kInitial))
+        throw Error(quoted(path) + " is not empty and holds no run; give another folder with --out");
     }
-    fs::create_directories(path_);
   });
+}
+
+RunFolder::RunFolder(fs::path path, Mode mode) : path_(std::move(path)) {
+  check_run_folder(path_, mode);
+  or_error("cannot use " + quoted(path_), [&] { fs::create_directories(path_); });
   lock_ = ::open((path_ / ".lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (lock_ < 0) throw Error("cannot write to " + quoted(path_) + ": " + std::strerror(errno));
   if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
@@ -103,8 +120,7 @@ RunFolder::RunFolder(fs::path path, Mode mode) : path_(std::move(path)) {
   }
   or_error("cannot use " + quoted(path_), [&] {
     if (mode == Mode::kReplace) {
-      for (const char* name : kFiles)
-        if (std::strcmp(name, ".lock") != 0) fs::remove_all(path_ / name);
+      for (const char* name : kFiles) fs::remove_all(path_ / name);
     }
     recover();
   });
@@ -128,11 +144,15 @@ void RunFolder::recover() const {
 }
 
 void RunFolder::write(const std::string& name, const nlohmann::ordered_json& object) const {
-  write_text(name, object.dump(2) + "\n");
+  write_text(name, nn::json_text(object, 2) + "\n");
 }
 
 void RunFolder::write_text(const std::string& name, const std::string& text) const {
   write_file_atomically(path_ / name, text);
+}
+
+fs::path RunFolder::initial_weights() const {
+  return path_ / kInitial;
 }
 
 std::int64_t RunFolder::log_bytes() const {
@@ -149,7 +169,7 @@ void RunFolder::truncate_log(std::int64_t bytes) {
 }
 
 void RunFolder::log(const nlohmann::ordered_json& line) {
-  const std::string text = line.dump() + "\n";
+  const std::string text = nn::json_text(line) + "\n";
   const int file = ::open((path_ / "log.jsonl").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   const bool written = file >= 0 && ::write(file, text.data(), text.size()) == static_cast<ssize_t>(text.size());
   const int problem = errno;
@@ -186,16 +206,21 @@ void RunFolder::replace_last(const std::function<void(const fs::path& folder)>& 
     } else {
       fs::rename(next, last());
     }
+    fs::remove(initial_weights());
   } catch (const fs::filesystem_error& error) {
     std::error_code ignored;
     fs::remove_all(next, ignored);
-    throw Error("cannot write a checkpoint to " + quoted(path_) + ": " + error.code().message() +
-                "; the previous one is still there");
+    throw Error("cannot write a checkpoint to " + quoted(path_) + ": " + error.code().message() + what_is_left());
   } catch (const Error& error) {
     std::error_code ignored;
     fs::remove_all(next, ignored);
-    throw Error(std::string(error.what()) + "; the previous checkpoint is still there");
+    throw Error(error.what() + what_is_left());
   }
+}
+
+std::string RunFolder::what_is_left() const {
+  return has_checkpoint() ? "; the previous checkpoint is still there"
+                          : "; there is no checkpoint yet, and --resume begins again";
 }
 
 bool RunFolder::has_checkpoint() const {

@@ -3,6 +3,8 @@
 //   log.jsonl     one object per line; log.csv has the epochs as a table
 //   last/         model.safetensors, optimizer.safetensors, state.json: where to go on
 //   best/         model.safetensors of the best epoch on val
+//   (with --ema both hold ema.safetensors too, the average of the weights)
+//   initial.safetensors   what a run with given weights begins with, until the first checkpoint
 // A kill at any moment leaves it readable: single files are written beside and renamed, and the three files of last/
 // are exchanged as a folder, so they always belong together. One process at a time works in it.
 #pragma once
@@ -33,6 +35,7 @@ class RunFolder {
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path last() const { return path_ / "last"; }
   std::filesystem::path best_weights() const { return path_ / "best" / "model.safetensors"; }
+  std::filesystem::path initial_weights() const;
 
   void write(const std::string& name, const nlohmann::ordered_json& json) const;
   void write_text(const std::string& name, const std::string& text) const;
@@ -43,18 +46,25 @@ class RunFolder {
   // Forgets what was logged after a checkpoint was written.
   void truncate_log(std::int64_t bytes);
 
-  // `fill` writes the files of the next last/ into the folder it is given; then the two are exchanged.
+  // `fill` writes the files of the next last/ into the folder it is given; then the two are exchanged, and initial
+  // weights are no longer needed.
   void replace_last(const std::function<void(const std::filesystem::path& folder)>& fill) const;
   bool has_checkpoint() const;
 
  private:
   void recover() const;
+  std::string what_is_left() const;
   void write_csv() const;
 
   std::filesystem::path path_;
   int lock_ = -1;
 };
 
+// What the constructor would refuse is refused here, and nothing is made or removed: to ask before work that takes
+// long.
+void check_run_folder(const std::filesystem::path& path, RunFolder::Mode mode);
+
+// True for a folder whose config.json is that of a run.
 bool is_run_folder(const std::filesystem::path& path);
 nlohmann::json read_json_file(const std::filesystem::path& path);
 // The objects of log.jsonl; a last line that a kill cut off is left out.

@@ -5,6 +5,19 @@
 #include "violin/train/distributed.h"
 
 namespace violin::train {
+namespace {
+
+RateTrial trial_from_json(const nlohmann::json& trial) {
+  if (trial.value("diverged", false)) return {.lr = trial.at("lr"), .diverged = true};
+  return {.lr = trial.at("lr"), .top1 = trial.at("top1"), .loss = trial.at("loss")};
+}
+
+nlohmann::ordered_json to_json(const RateTrial& trial) {
+  if (trial.diverged) return {{"lr", trial.lr}, {"diverged", true}};
+  return {{"lr", trial.lr}, {"top1", trial.top1}, {"loss", trial.loss}};
+}
+
+}  // namespace
 
 const std::vector<double>& candidate_rates() {
   static const std::vector<double> rates = {1e-3, 7.5e-4, 5e-4, 2.5e-4, 1e-4};
@@ -20,34 +33,47 @@ RateSearch search_rate(const Task& task, const data::Dataset& dataset, const std
     known_trials = read_json_file(run->path() / "lr_search.json").dump();
   if (options.processes != nullptr) broadcast_text(*options.processes, known_trials);
   if (!known_trials.empty()) {
-    for (const nlohmann::json& trial : nlohmann::json::parse(known_trials).at("trials"))
-      search.trials.push_back({trial.at("lr"), trial.at("top1"), trial.at("loss")});
+    const nlohmann::json known = nlohmann::json::parse(known_trials);
+    for (const nlohmann::json& trial : known.at("trials")) search.trials.push_back(trial_from_json(trial));
   }
   data::Dataset part = dataset;
   std::tie(part.train, part.val) = dataset.train.split(kShare, task.options.seed);
   part.test = data::SampleSet();
   for (const double lr : candidate_rates()) {
-    const bool known =
+    const bool done =
         std::any_of(search.trials.begin(), search.trials.end(), [&](const RateTrial& trial) { return trial.lr == lr; });
-    if (known) continue;
+    if (done) continue;
     Task trial = task;
     trial.options.lr = lr;
     trial.options.eval_every = task.options.epochs;  // only the end counts
     if (options.listener != nullptr)
       options.listener->on_start("trying learning rate " + nlohmann::json(lr).dump() + " on " +
                                  std::to_string(part.train.size()) + " images");
-    Trainer trainer(trial, part, fresh(), nullptr, options);
-    const Outcome outcome = trainer.train();
-    if (!outcome.finished) return search;
-    search.trials.push_back({lr, outcome.val ? outcome.val->top1 : 0, outcome.val ? outcome.val->loss : 0});
+    RateTrial result{.lr = lr};
+    try {
+      Trainer trainer(trial, part, fresh(), nullptr, options);
+      const Outcome outcome = trainer.train();
+      if (!outcome.finished) return search;
+      if (outcome.val) result = {.lr = lr, .top1 = outcome.val->top1, .loss = outcome.val->loss};
+    } catch (const NotFinite&) {
+      result.diverged = true;
+      if (options.listener != nullptr)
+        options.listener->on_message("learning rate " + nlohmann::json(lr).dump() +
+                                     " is too high: the loss grew without bound");
+    }
+    search.trials.push_back(result);
     nlohmann::ordered_json json = {{"trials", nlohmann::ordered_json::array()}};
-    for (const RateTrial& done : search.trials)
-      json["trials"].push_back({{"lr", done.lr}, {"top1", done.top1}, {"loss", done.loss}});
+    for (const RateTrial& done : search.trials) json["trials"].push_back(to_json(done));
     if (run != nullptr) run->write("lr_search.json", json);
   }
-  const RateTrial* best = &search.trials.front();
-  for (const RateTrial& trial : search.trials)
-    if (trial.top1 > best->top1 || (trial.top1 == best->top1 && trial.loss < best->loss)) best = &trial;
+  const RateTrial* best = nullptr;
+  for (const RateTrial& trial : search.trials) {
+    if (trial.diverged) continue;
+    if (best == nullptr || trial.top1 > best->top1 || (trial.top1 == best->top1 && trial.loss < best->loss))
+      best = &trial;
+  }
+  if (best == nullptr)
+    throw Error("with every learning rate that was tried the loss grew without bound; give a smaller one (--lr 1e-5)");
   search.best = best->lr;
   search.finished = true;
   return search;

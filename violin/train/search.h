@@ -15,6 +15,7 @@ struct RateTrial {
   double lr = 0;
   double top1 = 0;  // percent, of the last epoch
   double loss = 0;
+  bool diverged = false;  // the loss was no longer finite
 };
 
 struct RateSearch {

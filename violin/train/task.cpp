@@ -193,7 +193,7 @@ data::TrainOptions train_transform(const Options& options, const data::EvalOptio
   result.crop_pct = preprocessing.crop_pct;
   result.scale = {options.min_scale, 1.0};
   result.flip = options.flip;
-  result.rand_augment = options.rand_augment;
+  result.rand_augment = options.rand_augment == "none" ? "" : options.rand_augment;
   result.colour_jitter = options.colour_jitter;
   result.erase = options.erase;
   return result;

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "violin/checkpoint/model_file.h"
-#include "violin/error.h"
 #include "violin/train/distributed.h"
 #include "violin/train/model_card.h"
 
@@ -112,10 +112,13 @@ Trainer::Trainer(Task task, data::Dataset dataset, nn::Model model, RunFolder* r
   processes().watch(watched);
   if (o.ema > 0) {
     const torch::NoGradGuard no_grad;
+    average_model_ = std::make_shared<nn::VisionTransformer>(task_.model, nn::Uninitialised{});
+    average_model_->to(options_.device);
+    for (const auto& [name, tensor] : nn::state(*average_model_)) average_.push_back(tensor.detach());
     for (const auto& [name, tensor] : nn::state(*model_)) {
       average_names_.push_back(name);
       averaged_.push_back(tensor.detach());
-      average_.push_back(tensor.detach().clone());
+      average_[averaged_.size() - 1].copy_(tensor);
     }
   }
   const at::TensorOptions sums = at::TensorOptions(options_.device).dtype(at::kDouble);
@@ -185,6 +188,16 @@ at::Tensor Trainer::forward_backward(const at::Tensor& images, const at::Tensor&
                                      const at::Tensor& draws) {
   const std::int64_t batch = images.size(0);
   const std::int64_t passes = std::min(task_.options.accumulate, batch);
+  const at::Tensor weight_of_image =
+      class_weights_.defined() && !targets.defined() ? class_weights_.index_select(0, labels) : at::Tensor();
+  at::Tensor whole;  // mean over the processes of their images' weights
+  if (weight_of_image.defined()) {
+    whole = weight_of_image.sum().to(at::kDouble);
+    if (processes().world() > 1) {
+      processes().sum(whole);
+      whole /= static_cast<double>(processes().world());
+    }
+  }
   at::Tensor total = at::zeros({}, images.options().dtype(at::kFloat));
   for (std::int64_t pass = 0; pass < passes; ++pass) {
     const std::int64_t begin = pass * batch / passes, count = (pass + 1) * batch / passes - begin;
@@ -198,9 +211,14 @@ at::Tensor Trainer::forward_backward(const at::Tensor& images, const at::Tensor&
                  ? soft_target_loss(logits, targets.narrow(0, begin, count), class_weights_)
                  : label_loss(logits, labels.narrow(0, begin, count), task_.options.smoothing, class_weights_);
     }
-    const double share = static_cast<double>(count) / static_cast<double>(batch);
-    (loss * share).backward();
-    total += loss.detach() * share;
+    // The loss of labels is a mean over the weights of its images.
+    if (whole.defined()) {
+      loss = loss * (weight_of_image.narrow(0, begin, count).sum() / whole).to(loss.scalar_type());
+    } else {
+      loss = loss * (static_cast<double>(count) / static_cast<double>(batch));
+    }
+    loss.backward();
+    total += loss.detach();
   }
   return total;
 }
@@ -261,19 +279,43 @@ Trainer::Wishes Trainer::collect(Wishes wishes) {
   }
   sums = sums.to(at::kCPU);
   const double bad = sums[2].item<double>();
-  if (bad > 0) {
-    throw Error("the loss or its gradient is no longer finite in epoch " + std::to_string(state_.epoch + 1) +
-                " before step " + std::to_string(state_.step) + "; " +
-                (run_ != nullptr && run_->has_checkpoint() ? "the last checkpoint is good. " : "") +
-                "Lower the learning rate (--lr " + ordered_json(task_.options.peak_lr() / 4).dump() +
-                "), clip gradients (--clip-grad 1) or take --precision fp32");
-  }
+  if (bad > 0) not_finite("the loss or its gradient");
   state_.loss_sum += sums[0].item<double>();
   state_.norm_sum += sums[1].item<double>() / static_cast<double>(processes().world());
   loss_sum_.zero_();
   norm_sum_.zero_();
   if (sums.numel() == 3) return wishes;
   return {.stop = sums[3].item<double>() > 0, .save = sums[4].item<double>() > 0};
+}
+
+void Trainer::not_finite(const std::string& what) const {
+  throw NotFinite(what + " is no longer finite in epoch " + std::to_string(state_.epoch + 1) + " before step " +
+                  std::to_string(state_.step) + "; " +
+                  (run_ != nullptr && run_->has_checkpoint() ? "the last checkpoint is good. " : "") +
+                  "Lower the learning rate (--lr " + ordered_json(task_.options.peak_lr() / 4).dump() +
+                  "), clip gradients (--clip-grad 1) or take --precision fp32");
+}
+
+// A step with a finite gradient can still end in weights that are not.
+void Trainer::require_finite_weights() const {
+  const torch::NoGradGuard no_grad;
+  std::vector<at::Tensor> weights;
+  for (const auto& [name, tensor] : nn::state(*model_)) weights.push_back(tensor.detach());
+  const std::vector<at::Tensor> largest = at::_foreach_norm(weights, std::numeric_limits<double>::infinity());
+  if (at::isfinite(at::stack(largest)).all().item<bool>()) return;
+  if (state_.step == 0) throw Error("the initial weights hold numbers that are not finite; start from others");
+  not_finite("a weight of the model");
+}
+
+void Trainer::check_readable(const Evaluation& evaluation, const char* split, std::int64_t images) {
+  const std::vector<data::BadImage>& bad = evaluation.bad_images;
+  if (evaluation.metrics.images == 0 && images > 0) {
+    throw Error(std::string("none of the ") + std::to_string(images) + " images of " + split + " can be read" +
+                (bad.empty() ? "" : ": " + bad.front().message));
+  }
+  if (options_.listener == nullptr || !reported_splits_.insert(split).second) return;
+  for (const data::BadImage& image : bad)
+    options_.listener->on_message(std::string("skipped a bad image of ") + split + ": " + image.message);
 }
 
 void Trainer::explain_memory(const std::string& reason, std::int64_t batch) {
@@ -362,9 +404,13 @@ void Trainer::end_epoch(double epoch_seconds, std::int64_t epoch_images) {
   const bool due = (epoch + 1) % o.eval_every == 0 || epoch + 1 == o.epochs;
   bool best = false;
   std::optional<Metrics> val;
+  require_finite_weights();  // before they take the place of good ones
   if (evaluator_ && due) {
     if (options_.listener != nullptr) options_.listener->on_evaluation(evaluator_->images());
-    val = evaluator_->run(*model_).metrics;
+    const Evaluation evaluation = evaluator_->run(*model_);
+    check_readable(evaluation, "val", dataset_.val.size());
+    val = evaluation.metrics;
+    if (!std::isfinite(val->loss)) not_finite("the loss on val");
     val_ = val;
     best = val->top1 > state_.best_top1;
     if (best) {
@@ -389,7 +435,10 @@ void Trainer::end_epoch(double epoch_seconds, std::int64_t epoch_images) {
     line["images_per_second"] = speed;
     line["seconds"] = seconds_now();
     run_->log(line);
-    if (best) save_weights(run_->best_weights(), *model_);
+    if (best) {
+      save_weights(run_->best_weights(), *model_);
+      if (average_model_) save_weights(run_->best_weights().parent_path() / "ema.safetensors", *average_model_);
+    }
   }
   if (options_.listener != nullptr) {
     const std::vector<data::BadImage> bad = loader_->bad_images();
@@ -414,6 +463,9 @@ Outcome Trainer::train() {
     seed_generators();
     save();
   }
+  // A run that was finished before is measured again and stays as it is.
+  const bool was_finished =
+      state_.epoch >= o.epochs && run_ != nullptr && std::filesystem::exists(run_->path() / "result.json");
   Outcome outcome;
   outcome.finished = true;
   while (state_.epoch < o.epochs) {
@@ -450,11 +502,13 @@ Outcome Trainer::train() {
       }
       share_weights(*tested);
     }
-    outcome.test =
-        evaluate(*tested, dataset_.test, task_.preprocessing, evaluate_options(), false, &processes()).metrics;
+    const Evaluation evaluation =
+        evaluate(*tested, dataset_.test, task_.preprocessing, evaluate_options(), false, &processes());
+    check_readable(evaluation, "test", dataset_.test.size());
+    outcome.test = evaluation.metrics;
   }
   outcome.seconds = seconds_now();
-  if (run_ != nullptr && processes().first() && outcome.finished) {
+  if (run_ != nullptr && processes().first() && outcome.finished && !was_finished) {
     ordered_json result = {{"epochs", outcome.epochs},
                            {"steps", outcome.steps},
                            {"train_loss", outcome.train_loss},

@@ -9,11 +9,13 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "violin/data/loader.h"
 #include "violin/data/mixup.h"
+#include "violin/error.h"
 #include "violin/nn/precision.h"
 #include "violin/train/adamw.h"
 #include "violin/train/device_feed.h"
@@ -73,6 +75,12 @@ struct Outcome {
   double seconds = 0;
 };
 
+// Loss, gradient or weights are no longer finite; what was saved before is good.
+class NotFinite : public Error {
+ public:
+  using Error::Error;
+};
+
 class Trainer {
  public:
   // `run` may be null: nothing is written then. Of several processes the first alone has one; the others get from it
@@ -114,6 +122,10 @@ class Trainer {
   Wishes own_wishes() const;
   // Device-side sums of all processes into state_, and their wishes into one; throws where a step was not finite.
   Wishes collect(Wishes wishes);
+  [[noreturn]] void not_finite(const std::string& what) const;
+  void require_finite_weights() const;
+  // Names broken images of an evaluation, once; throws where no image could be read.
+  void check_readable(const Evaluation& evaluation, const char* split, std::int64_t images);
   void seed_generators();
   void share_weights(nn::VisionTransformer& model) const;
   std::string read_checkpoint();  // returns its state.json
@@ -140,12 +152,14 @@ class Trainer {
   std::unique_ptr<data::Mixup> mixup_;
   std::unique_ptr<AdamW> optimizer_;
   std::vector<std::string> average_names_;
-  std::vector<at::Tensor> average_, averaged_;  // EMA and what it follows
+  nn::Model average_model_;                     // where an average is kept
+  std::vector<at::Tensor> average_, averaged_;  // its weights and what they follow
   at::Tensor class_weights_;
   at::Tensor loss_sum_, norm_sum_, bad_;  // on the device since the last collect()
   bool stop_wished_ = false;              // by any process, in the last step
   std::int64_t steps_now_ = 0;            // of this call
   std::size_t reported_bad_ = 0;
+  std::set<std::string> reported_splits_;
   State state_;
   std::optional<Metrics> val_;
   double train_loss_ = 0;

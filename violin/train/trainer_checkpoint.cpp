@@ -38,28 +38,31 @@ void Trainer::save_weights(const std::filesystem::path& path, nn::VisionTransfor
 }
 
 void Trainer::save() {
+  require_finite_weights();
   saved_ = Clock::now();
   if (run_ == nullptr || !processes().first()) return;
   run_->replace_last([&](const std::filesystem::path& folder) {
     save_weights(folder / "model.safetensors", *model_);
+    if (average_model_) save_weights(folder / "ema.safetensors", *average_model_);
     checkpoint::NamedTensors tensors = optimizer_->state();
     for (std::size_t i = 0; i < average_.size(); ++i) tensors.emplace_back("ema." + average_names_[i], average_[i]);
     tensors.emplace_back("generator.cpu", generator(at::kCPU).get_state());
     if (options_.device.is_cuda()) tensors.emplace_back("generator.cuda", generator(options_.device).get_state());
     checkpoint::save_safetensors(folder / "optimizer.safetensors", tensors);
-    const ordered_json state = {{"epoch", state_.epoch},
-                                {"batch", state_.batch},
-                                {"step", state_.step},
-                                {"loss_sum", state_.loss_sum},
-                                {"seen", state_.seen},
-                                {"norm_sum", state_.norm_sum},
-                                {"best_top1", state_.best_top1},
-                                {"best_epoch", state_.best_epoch},
-                                {"seconds", seconds_now()},
-                                {"train_seconds", state_.train_seconds},
-                                {"trained_images", state_.trained_images},
-                                {"train_loss", train_loss_},
-                                {"log_bytes", run_->log_bytes()}};
+    ordered_json state = {{"epoch", state_.epoch},
+                          {"batch", state_.batch},
+                          {"step", state_.step},
+                          {"loss_sum", state_.loss_sum},
+                          {"seen", state_.seen},
+                          {"norm_sum", state_.norm_sum},
+                          {"best_top1", state_.best_top1},
+                          {"best_epoch", state_.best_epoch},
+                          {"seconds", seconds_now()},
+                          {"train_seconds", state_.train_seconds},
+                          {"trained_images", state_.trained_images},
+                          {"train_loss", train_loss_},
+                          {"log_bytes", run_->log_bytes()}};
+    if (val_) state["val"] = to_json(*val_);
     write_file_atomically(folder / "state.json", state.dump(2) + "\n");
   });
 }
@@ -116,6 +119,7 @@ void Trainer::resume() {
     state_.train_seconds = state.at("train_seconds");
     state_.trained_images = state.at("trained_images");
     train_loss_ = state.at("train_loss");
+    if (state.contains("val")) val_ = metrics_from_json(state.at("val"));
     if (run_ != nullptr) run_->truncate_log(state.at("log_bytes"));
   } catch (const nlohmann::json::exception&) {
     throw Error("state.json of the checkpoint is not the state of a run");

@@ -10,9 +10,14 @@ namespace {
 
 constexpr double kMargin = 28;
 constexpr double kGap = 20;
-constexpr double kSide = 132;        // of an image
-constexpr double kCaption = 40;      // below it
+constexpr double kSide = 132;    // of an image
+constexpr double kCaption = 40;  // below it
+constexpr double kPair = 2 * kSide + 4;
 constexpr std::size_t kColumns = 4;  // pairs to a row
+
+double width_of(std::size_t columns) {
+  return 2 * kMargin + static_cast<double>(columns) * (kPair + kGap) - kGap;
+}
 
 std::string cut(const std::string& text, std::size_t limit) {
   if (text.size() <= limit) return text;
@@ -36,17 +41,21 @@ Image overlay(const Image& image, const HeatMap& map) {
   return result;
 }
 
+std::size_t attention_sheet_limit(double scale) {
+  const double height = static_cast<double>(kMaxPixels) / std::ceil(width_of(kColumns) * scale) / scale;
+  return static_cast<std::size_t>((height - 2 * kMargin + kGap) / (kSide + kCaption + kGap)) * kColumns;
+}
+
 Scene attention_sheet(std::span<const AttentionEntry> entries) {
   Scene scene;
   const std::size_t columns = std::clamp<std::size_t>(entries.size(), 1, kColumns);
   const std::size_t rows = (entries.size() + columns - 1) / columns;
-  const double pair = 2 * kSide + 4;
-  scene.width = 2 * kMargin + static_cast<double>(columns) * pair + static_cast<double>(columns - 1) * kGap;
+  scene.width = width_of(columns);
   scene.height = 2 * kMargin + static_cast<double>(rows) * (kSide + kCaption) + static_cast<double>(rows - 1) * kGap;
   scene.title = "Images and the attention of the model";
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const AttentionEntry& entry = entries[i];
-    const double x = kMargin + static_cast<double>(i % columns) * (pair + kGap);
+    const double x = kMargin + static_cast<double>(i % columns) * (kPair + kGap);
     const double y = kMargin + static_cast<double>(i / columns) * (kSide + kCaption + kGap);
     const bool smooth = entry.image.width >= 64;  // a few pixels are shown as what they are
     const auto show = [&](const Image& image, double left, bool soft) {

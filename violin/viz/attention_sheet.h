@@ -27,5 +27,7 @@ struct AttentionEntry {
 
 // Pairs of image and overlay, several to a row.
 Scene attention_sheet(std::span<const AttentionEntry> entries);
+// As many pairs as to_image takes at this scale.
+std::size_t attention_sheet_limit(double scale);
 
 }  // namespace violin::viz

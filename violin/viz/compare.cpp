@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdio>
 #include <map>
+#include <set>
 
 namespace violin::viz {
 namespace {
@@ -28,6 +29,23 @@ std::string shared_name(const std::vector<RunScore>& runs, const std::vector<std
     shared.resize(separator);
   while (!shared.empty() && std::string(kSeparators).find(shared.back()) != std::string::npos) shared.pop_back();
   return shared.empty() ? all : shared;
+}
+
+// Of the runs that have one, by seed: runs that repeat a seed say nothing about other seeds.
+std::map<std::uint64_t, double> by_seed(const std::vector<RunScore>& runs, const std::vector<std::size_t>& members,
+                                        std::optional<double> RunScore::* top1) {
+  std::map<std::uint64_t, std::vector<double>> values;
+  for (const std::size_t i : members)
+    if (runs[i].*top1) values[runs[i].seed].push_back(*(runs[i].*top1));
+  std::map<std::uint64_t, double> means;
+  for (const auto& [seed, list] : values) means[seed] = spread(list).mean;
+  return means;
+}
+
+Spread over_seeds(const std::map<std::uint64_t, double>& means) {
+  std::vector<double> values;
+  for (const auto& [seed, mean] : means) values.push_back(mean);
+  return spread(values);
 }
 
 // Two-sided, 95%.
@@ -66,14 +84,14 @@ std::vector<RunGroup> compare(const std::vector<RunScore>& runs) {
   }
   std::map<std::string, int> names;
   for (RunGroup& group : groups) {
-    std::vector<double> val, test;
+    std::set<std::uint64_t> seeds;
     for (const std::size_t i : group.members) {
-      if (runs[i].val_top1) val.push_back(*runs[i].val_top1);
-      if (runs[i].test_top1) test.push_back(*runs[i].test_top1);
+      seeds.insert(runs[i].seed);
       group.images_per_second += runs[i].images_per_second / static_cast<double>(group.members.size());
     }
-    group.val = spread(val);
-    group.test = spread(test);
+    group.seeds = seeds.size();
+    group.val = over_seeds(by_seed(runs, group.members, &RunScore::val_top1));
+    group.test = over_seeds(by_seed(runs, group.members, &RunScore::test_top1));
     group.parameters = runs[group.members.front()].parameters;
     group.mask_parameters = runs[group.members.front()].mask_parameters;
     group.name = shared_name(runs, group.members);
@@ -93,15 +111,18 @@ std::vector<RunGroup> compare(const std::vector<RunScore>& runs) {
   for (RunGroup& group : groups) {
     if (group.reference) continue;
     group.on_test = group.test.count > 0 && reference.test.count > 0;
+    const auto top1 = group.on_test ? &RunScore::test_top1 : &RunScore::val_top1;
+    const auto images = group.on_test ? &RunScore::test_set : &RunScore::val_set;
+    const std::map<std::uint64_t, double> ours = by_seed(runs, group.members, top1);
+    const std::map<std::uint64_t, double> theirs = by_seed(runs, reference.members, top1);
+    // Held-out images follow the seed; test images are the same for all seeds.
+    for (const std::size_t i : group.members)
+      for (const std::size_t j : reference.members)
+        group.other_images |= runs[i].*images != runs[j].*images && (group.on_test || runs[i].seed == runs[j].seed);
     std::vector<double> differences;
-    for (const std::size_t i : group.members) {
-      for (const std::size_t j : reference.members) {
-        const std::optional<double>& ours = group.on_test ? runs[i].test_top1 : runs[i].val_top1;
-        const std::optional<double>& theirs = group.on_test ? runs[j].test_top1 : runs[j].val_top1;
-        if (runs[i].seed != runs[j].seed || !ours || !theirs) continue;
-        differences.push_back(*ours - *theirs);
-        break;
-      }
+    for (const auto& [seed, mean] : ours) {
+      const auto other = theirs.find(seed);
+      if (other != theirs.end() && !group.other_images) differences.push_back(mean - other->second);
     }
     group.difference = spread(differences);
   }
@@ -111,6 +132,9 @@ std::vector<RunGroup> compare(const std::vector<RunScore>& runs) {
 std::string verdict(const RunGroup& group, const RunGroup& reference, std::int64_t test_images) {
   const Spread& difference = group.difference;
   const std::string pair = group.name + " against " + reference.name + ": ";
+  if (group.other_images)
+    return pair + "measured on other " + (group.on_test ? "test" : "validation") +
+           " images, so no difference is taken.";
   if (difference.count == 0) return pair + "no seed in common, so no difference is taken.";
   const std::string text = pair + to_string(difference, true) + " points on " + (group.on_test ? "test" : "val");
   if (!difference.deviation) return text + " with one seed, which says nothing about noise.";

@@ -26,16 +26,19 @@ struct RunScore {
   std::int64_t test_images = 0;
   std::int64_t parameters = 0, mask_parameters = 0;
   double images_per_second = 0;
+  std::string val_set, test_set;  // equal for the same images
 };
 
 struct RunGroup {
   std::string name;                  // what the names of its runs share
   std::vector<std::size_t> members;  // indices of runs
-  Spread val, test;
+  std::size_t seeds = 0;             // different ones: runs with the same seed count as one, with their mean
+  Spread val, test;                  // over seeds
   // Percentage points above the reference, over the seeds that both have: on test where both have it, otherwise on val.
   Spread difference;
   bool on_test = false;
-  bool reference = false;  // the only group without a mask, or else the first
+  bool other_images = false;  // than the reference's were measured: such runs are not compared
+  bool reference = false;     // the only group without a mask, or else the first
   std::int64_t parameters = 0, mask_parameters = 0;
   double images_per_second = 0;
 };

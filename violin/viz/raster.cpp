@@ -16,8 +16,6 @@
 namespace violin::viz {
 namespace {
 
-constexpr std::int64_t kMaxPixels = std::int64_t{64} << 20;
-
 // Pixels from first to below last, inside of the canvas.
 struct Span {
   std::int64_t first = 0;

@@ -96,8 +96,8 @@ class Page {
             tile(thousands(score.parameters), "parameters") +
             tile(thousands(score.mask_parameters), "of them in the mask") +
             tile(number_text(score.images_per_second, "%.0f"), "training images a second") + "</div>";
-    html +=
-        notes(run) + heading("h2", "Configuration", "") + table(run.facts) + details("All options", table(run.options));
+    html += notes(run.notes) + heading("h2", "Configuration", "") + table(run.facts) +
+            details("All options", table(run.options));
     html +=
         heading("h2", "Training",
                 "After every epoch: the loss on the images that are learned from and on validation images, which are "
@@ -108,7 +108,7 @@ class Page {
   }
 
   std::string several() {
-    std::string html = comparison();
+    std::string html = notes(report_.notes) + comparison();
     html +=
         heading("h2", "Training",
                 "One line per run, one colour for runs that differ in their seed only. Dashed: the loss on the images "
@@ -117,7 +117,7 @@ class Page {
     html += decays() + shared_images();
     html += heading("h2", "Run by run", "Configuration, masks, predictions and confusion of each run.");
     for (const RunReport& run : runs_) {
-      std::string content = notes(run) + table(run.facts) + details("All options", table(run.options));
+      std::string content = notes(run.notes) + table(run.facts) + details("All options", table(run.options));
       if (run.decay) content += mask_section(run, "h3");
       html += "<details class=\"run\"><summary>" + escape_html(run.score.name) + "</summary>" + content +
               predictions(run, "h3") + "</details>";
@@ -125,9 +125,9 @@ class Page {
     return html;
   }
 
-  static std::string notes(const RunReport& run) {
+  static std::string notes(const std::vector<std::string>& lines) {
     std::string html;
-    for (const std::string& note : run.notes) html += "<p class=\"note\">" + escape_html(note) + "</p>";
+    for (const std::string& note : lines) html += "<p class=\"note\">" + escape_html(note) + "</p>";
     return html;
   }
 
@@ -185,7 +185,7 @@ class Page {
         if (score.test_top1) each += (each.empty() ? "" : ", ") + number_text(*score.test_top1, "%.2f");
       }
       html += "<tr><td class=g><span class=\"key c" + std::to_string(g % 8) + "\"></span>" + escape_html(group.name) +
-              "</td><td class=n>" + std::to_string(group.members.size()) + "</td><td class=n>" + to_string(group.test) +
+              "</td><td class=n>" + std::to_string(group.seeds) + "</td><td class=n>" + to_string(group.test) +
               (group.test.count > 0 ? "%" : "") + "</td><td class=g>" + (each.empty() ? "–" : each) +
               "</td><td class=n>" + (group.reference ? "" : to_string(group.difference, true)) + "</td><td class=n>" +
               to_string(group.val) + (group.val.count > 0 ? "%" : "") + "</td><td class=n>" +

@@ -60,7 +60,8 @@ struct Report {
   std::string title;
   std::string footer;
   std::vector<RunReport> runs;
-  std::vector<Scene> curves;  // a gallery for each set of curves
+  std::vector<Scene> curves;       // a gallery for each set of curves
+  std::vector<std::string> notes;  // about the runs together
 };
 
 // Pictures stop where they would make the page larger than about 4 MB.

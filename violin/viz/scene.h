@@ -87,7 +87,9 @@ inline void set_pixel(Image& image, std::int64_t x, std::int64_t y, Color color)
 
 std::string to_svg(const Scene& scene);
 
-// `scale` pixels per unit. Throws violin::Error when the picture would have more than 64 Mi pixels.
+inline constexpr std::int64_t kMaxPixels = std::int64_t{64} << 20;
+
+// `scale` pixels per unit. Throws violin::Error when the picture would have more than kMaxPixels.
 Image to_image(const Scene& scene, double scale = 2);
 
 }  // namespace violin::viz

@@ -1,0 +1,164 @@
+// eval and predict: which images they take, and what they say about it.
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "tests/cli/process.h"
+#include "tests/train/helpers.h"
+#include "violin/train/predictions.h"
+
+namespace violin {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+class Evaluating : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    tests::write_images(path("photos"), 3, 10);
+    std::ofstream(path("model.json"))
+        << R"({"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "class_token": false,
+               "global_pool": "avg", "fc_norm": false, "violin": {}})";
+  }
+  std::string path(const std::string& name) const { return (folder_.path() / name).string(); }
+  json train(const std::string& run, const std::string& data, const std::vector<std::string>& more) const {
+    std::vector<std::string> arguments = {
+        "train",        "--data", path(data),  "--config", path("model.json"), "--out", path(run), "--epochs", "1",
+        "--batch-size", "8",      "--threads", "1",        "--workers",        "1",     "--json"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const Outcome outcome = run_violin(arguments);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return json::parse(outcome.out, nullptr, false);
+  }
+  // stdout is JSON and nothing else; what was noted goes to notes_.
+  json evaluate(const std::string& weights, const std::string& data, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> arguments = {"eval", path(weights), "--data", path(data), "--json", "--threads", "1"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const Outcome outcome = run_violin(arguments);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    notes_ = outcome.err;
+    return json::parse(outcome.out, nullptr, false);
+  }
+  bool noted(const std::string& words) const { return notes_.find(words) != std::string::npos; }
+
+  TemporaryFolder folder_;
+  std::string notes_;
+};
+
+TEST_F(Evaluating, ValIsWhatTheRunHeldOut) {
+  const json trained = train("run", "photos", {"--seed", "1", "--held-out", "0.2"});
+  const data::SampleSet val = tests::reopened(path("run")).dataset.val;
+  ASSERT_EQ(val.size(), 6);
+  fs::copy_file(path("run/last/model.safetensors"), path("run/last/copy.safetensors"));
+  for (const char* weights :
+       {"run", "run/", "run/best", "run/last", "run/best/model.safetensors", "run/last/copy.safetensors"}) {
+    const json result = evaluate(weights, "photos", {"--predictions", path("val.csv")});
+    EXPECT_EQ(result.at("split"), "val") << weights;
+    EXPECT_EQ(result.at("top1"), trained.at("val").at("top1")) << weights;
+    EXPECT_NEAR(result.at("loss").get<double>(), trained.at("val").at("loss").get<double>(), 1e-5) << weights;
+    EXPECT_TRUE(noted("20% of each class held out (6 images, seed 1)")) << notes_;
+    EXPECT_FALSE(noted("was trained on")) << notes_;
+    std::set<std::string> names, expected;
+    for (const train::Prediction& row : train::read_predictions(path("val.csv"))) names.insert(row.image);
+    for (std::int64_t i = 0; i < val.size(); ++i) expected.insert(val.name(i));
+    EXPECT_EQ(names, expected) << weights;
+  }
+  EXPECT_EQ(evaluate("run", "photos", {"--split", "train"}).at("images"), 24);
+  EXPECT_TRUE(noted("was trained on 24 of these 24 images")) << notes_;
+  fs::rename(path("photos"), path("moved"));  // they stay the same images
+  EXPECT_EQ(evaluate("run", "moved").at("images"), 6);
+}
+
+TEST_F(Evaluating, ALimitLeavesValAsItWas) {
+  train("run", "photos", {"--seed", "3", "--limit", "12"});
+  EXPECT_EQ(evaluate("run", "photos").at("images"), 3);
+  EXPECT_EQ(evaluate("run", "photos", {"--split", "train"}).at("images"), 12);
+}
+
+TEST_F(Evaluating, OtherImagesAreTakenWhole) {
+  train("run", "photos", {"--seed", "1"});
+  tests::write_images(path("new"), 3, 4, 16, 500);
+  const json other = evaluate("run", "new");
+  EXPECT_EQ(other.at("split"), "all");
+  EXPECT_EQ(other.at("images"), 12);
+  EXPECT_TRUE(noted("are not those of the run: nothing is held out")) << notes_;
+  EXPECT_FALSE(noted("trained on")) << notes_;
+  // The run's images by another name: 27 of them it learned.
+  fs::create_directories(path("manifest"));
+  std::ofstream manifest(path("manifest/list.csv"));
+  manifest << "path,label\n";
+  for (const fs::directory_entry& file : fs::recursive_directory_iterator(path("photos")))
+    if (file.is_regular_file())
+      manifest << file.path().string() << "," << file.path().parent_path().filename().string() << "\n";
+  manifest.close();
+  EXPECT_EQ(evaluate("run", "manifest/list.csv").at("images"), 30);
+  EXPECT_TRUE(noted("was trained on 27 of these 30 images")) << notes_;
+  // One image more, and nobody knows what the split was.
+  fs::copy_file(path("new/class_0/image_500.png"), path("photos/class_0/image_500.png"));
+  EXPECT_EQ(evaluate("run", "photos").at("images"), 31);
+  EXPECT_TRUE(noted("cannot be told")) << notes_;
+}
+
+TEST_F(Evaluating, WeightsAloneHoldNothingOut) {
+  train("run", "photos", {});
+  fs::copy_file(path("run/best/model.safetensors"), path("plain.safetensors"));
+  const json result = evaluate("plain.safetensors", "photos");
+  EXPECT_EQ(result.at("split"), "all");
+  EXPECT_EQ(result.at("images"), 30);
+  EXPECT_FALSE(noted("held out")) << notes_;
+  const Outcome none = run_violin({"eval", path("plain.safetensors"), "--data", path("photos"), "--split", "val"});
+  EXPECT_EQ(none.code, 1);
+  EXPECT_NE(none.err.find("no images in the split 'val'"), std::string::npos) << none.err;
+}
+
+TEST_F(Evaluating, PredictionsDoNotDependOnThePicture) {
+  train("run", "photos", {});
+  tests::write_images(path("many"), 3, 100, 16, 500);
+  const Outcome drawn =
+      run_violin({"predict", path("run"), path("many"), "--json", "--attention", path("looked.svg"), "--threads", "1"});
+  ASSERT_EQ(drawn.code, 0) << drawn.err;
+  EXPECT_EQ(json::parse(drawn.out).size(), 300U);
+  EXPECT_NE(drawn.err.find("shows the first 292 of 300 images"), std::string::npos) << drawn.err;
+  EXPECT_TRUE(fs::exists(path("looked.svg")));
+  const Outcome unwritable =
+      run_violin({"predict", path("run"), path("photos"), "--json", "--attention", path("nowhere/looked.png")});
+  EXPECT_EQ(unwritable.code, 1);
+  EXPECT_EQ(json::parse(unwritable.out, nullptr, false).size(), 30U);
+}
+
+TEST_F(Evaluating, ABlockIsCheckedBeforeAnythingIsDone) {
+  train("run", "photos", {});
+  const auto predicted = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"predict", path("run"), path("photos/class_0/image_0.png")};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run_violin(arguments);
+  };
+  const Outcome alone = predicted({"--block", "1"});
+  EXPECT_EQ(alone.code, 2);
+  EXPECT_NE(alone.err.find("add --attention"), std::string::npos) << alone.err;
+  const Outcome beyond = predicted({"--block", "99", "--attention", path("looked.png")});
+  EXPECT_EQ(beyond.code, 2);
+  EXPECT_NE(beyond.err.find("blocks 0 to 1"), std::string::npos) << beyond.err;
+  EXPECT_TRUE(beyond.out.empty());
+  EXPECT_EQ(predicted({"--block", "0", "--attention", path("looked.png")}).code, 0);
+}
+
+TEST_F(Evaluating, WorkersDecodeInTheGivenOrder) {
+  train("run", "photos", {});
+  std::ofstream(path("photos/class_1/broken.png")) << "\x89PNG\r\n\x1a\nrubbish";
+  std::string out;
+  for (const char* workers : {"0", "1", "5"}) {
+    const Outcome outcome = run_violin({"predict", path("run"), path("photos"), "--workers", workers});
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_NE(outcome.err.find("skipped 1 bad images"), std::string::npos) << outcome.err;
+    if (out.empty()) out = outcome.out;
+    EXPECT_EQ(outcome.out, out) << workers;
+  }
+  const Outcome fatal = run_violin({"predict", path("run"), path("photos"), "--on-bad-image", "fatal"});
+  EXPECT_EQ(fatal.code, 1);
+  EXPECT_NE(fatal.err.find("broken.png"), std::string::npos) << fatal.err;
+}
+
+}  // namespace
+}  // namespace violin
