@@ -1,4 +1,5 @@
 // What the mathematics promises, whatever the numbers.
+#include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 
 #include "tests/ops/formula.h"
@@ -92,6 +93,54 @@ TEST(Attention, StridedInputsGiveTheSameBits) {
       }
     }
   }
+}
+
+// Rows that overlap: what expand() makes, and the gradient of a sum over tokens.
+TEST(Attention, TokensMayShareMemory) {
+  torch::manual_seed(11);
+  for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+    for (const std::int64_t tokens : {1, 9, 70}) {
+      const std::vector<std::int64_t> sizes = {2, 2, tokens, 16};
+      const at::Tensor one = random({2, 2, 1, 16}, type).expand(sizes);
+      const at::Tensor dout = random({2, 2, 1, 16}, type).expand(sizes);
+      for (int shared = 0; shared < 4; ++shared) {
+        const auto gradients = [&](bool copied) {
+          torch::manual_seed(12);
+          std::vector<at::Tensor> inputs;
+          for (int i = 0; i < 3; ++i) {
+            const at::Tensor own = random(sizes, type);
+            const at::Tensor input = i == shared ? (copied ? one.clone(at::MemoryFormat::Contiguous) : one) : own;
+            inputs.push_back(input.detach().requires_grad_());
+          }
+          const at::Tensor out = ops::attention(inputs[0], inputs[1], inputs[2]);
+          out.backward(copied ? dout.clone(at::MemoryFormat::Contiguous) : dout);
+          return std::vector<at::Tensor>{out, inputs[0].grad(), inputs[1].grad(), inputs[2].grad()};
+        };
+        const auto actual = gradients(false), expected = gradients(true);
+        for (std::size_t i = 0; i < expected.size(); ++i)
+          EXPECT_TRUE(at::equal(actual[i], expected[i])) << type << " " << tokens << " " << shared << " " << i;
+      }
+    }
+  }
+}
+
+TEST(Attention, RowsOfTheMapAndWhatIsAddedBehindTheSoftmaxStayPreciseUnderAutocast) {
+  torch::manual_seed(13);
+  const at::Tensor q = 3 * random({2, 2, 40, 16}), k = random({2, 2, 40, 16}), v = random({2, 2, 40, 16});
+  const at::Tensor lse = std::get<1>(ops::attention_with_lse(q, k, v)), queries = at::arange(40);
+  const at::Tensor expected = ops::attention_rows(q, k, lse, queries);
+  // 64 times 0.999 less 64 times 1, on top of a mean of 0.
+  const at::Tensor zero = at::zeros({1, 1, 128, 8});
+  at::Tensor signs = at::ones({1, 1, 128, 8}), after = at::full({1, 128, 128}, 0.999f);
+  signs.narrow(2, 64, 64).fill_(-1);
+  after.narrow(2, 64, 64).fill_(1);
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  const at::Tensor rows = ops::attention_rows(q, k, lse, queries);
+  const at::Tensor added =
+      ops::masked_attention(zero, zero, signs, {.gain = {}, .bias = {}, .gate = {}, .after = after});
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  EXPECT_TRUE(at::equal(rows, expected));
+  EXPECT_LE(difference(added, at::full_like(added, -0.064)), 1e-3);
 }
 
 TEST(Attention, TablesMayBeExpandedOrTransposed) {

@@ -20,8 +20,11 @@ at::Tensor kernel_table(const MaybeTensor& maybe_table, at::ScalarType type) {
   return table.size(3) == 1 || table.stride(3) == 1 ? table : table.contiguous();
 }
 
-at::Tensor unit_stride(const at::Tensor& tensor) {
-  return tensor.size(-1) == 1 || tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
+// [B,h,N,d] whose rows are matrices to a BLAS: numbers side by side, and rows that do not overlap (the gradient of a
+// sum over tokens is one row N times). contiguous() would leave a stride of 0 where N is 1.
+at::Tensor as_rows(const at::Tensor& tensor) {
+  const bool side_by_side = tensor.size(3) == 1 || tensor.stride(3) == 1;
+  return side_by_side && tensor.stride(2) >= tensor.size(3) ? tensor : tensor.clone(at::MemoryFormat::Contiguous);
 }
 
 // [B,h,N,d], in memory [B,N,h,d]: what a projection reads next without a copy.
@@ -34,9 +37,9 @@ AttentionCall make_call(const at::Tensor& q, const at::Tensor& k, const at::Tens
   const AttentionSizes sizes = check_attention(q, k, v, gain, bias, gate);
   const at::ScalarType type = accumulate_type(q.scalar_type());
   AttentionCall call;
-  call.q = q;
-  call.k = k;
-  call.v = v;
+  call.q = as_rows(q);
+  call.k = as_rows(k);
+  call.v = as_rows(v);
   call.gain = kernel_table(gain, type);
   call.bias = kernel_table(bias, type);
   call.gate = kernel_table(gate, type);
@@ -105,8 +108,8 @@ AttentionBackwardCall make_backward_call(const at::Tensor& dout, const at::Tenso
                     q.sizes());
   TORCH_CHECK_VALUE(lse.sizes() == q.sizes().slice(0, 3), "violin::attention: lse has shape ", lse.sizes(),
                     "; expected ", q.sizes().slice(0, 3));
-  call.dout = unit_stride(dout.to(q.scalar_type()));
-  call.out = unit_stride(out.to(q.scalar_type()));
+  call.dout = as_rows(dout.to(q.scalar_type()));
+  call.out = as_rows(out.to(q.scalar_type()));
   call.lse = lse.to(accumulate_type(q.scalar_type())).contiguous();
   return call;
 }

@@ -16,6 +16,7 @@ at::Tensor rows_any(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
                     const MaybeTensor& gain, const MaybeTensor& bias, const MaybeTensor& gate,
                     std::optional<double> scale) {
   check_rows(q, k, lse, rows, gain, bias, gate);
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);  // lse is of the full logits
   const at::ScalarType type = accumulate_type(q.scalar_type());
   const double factor = scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(3))));
   // [B/G,G,...] against [G,h or 1,R,Nk]: image b meets table b mod G.

@@ -54,6 +54,7 @@ at::Tensor masked_attention(const at::Tensor& q, const at::Tensor& k, const at::
   at::Tensor out = attention(q, k, v, tables.gain, tables.bias, tables.gate, scale);
   if (!tables.after.has_value()) return out;
   // In the type of the mask, which 16 bits do not resolve; [G,h or 1,Nq,Nk] against image b = i G + g.
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const at::Tensor& after = *tables.after;
   const at::Tensor values = v.to(after.scalar_type());
   const at::Tensor added = after.dim() == 3 ? at::matmul(after, values)
