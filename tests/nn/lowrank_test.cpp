@@ -1,4 +1,5 @@
 #include "tests/nn/helpers.h"
+#include "violin/nn/precision.h"
 
 namespace violin::tests {
 namespace {
@@ -81,6 +82,36 @@ TEST(LowRank, FreshAdaptersChangeNothingAndOnlyTheyMaskAndHeadLearn) {
     EXPECT_EQ(model.blocks[0]->attn->qkv->lora_A.size(0), 4);
     EXPECT_EQ(model.blocks[0]->mlp->fc2->lora_A.size(0), 2);
     EXPECT_FALSE(model.blocks[0]->mlp->fc1->adapted());
+  }
+}
+
+TEST(LowRank, AdaptersFromAFileLeaveTheSameParametersToTrain) {
+  nn::ModelConfig config = small_model();
+  config.violin = nn::MaskConfig{};
+  config.adapters = nn::AdapterConfig{};
+  config.adapters->ranks = {{"qkv", 4}};
+  const nn::VisionTransformer fresh(config, 3), for_a_file(config, nn::Uninitialised{});
+  const auto expected = fresh.named_parameters();
+  for (const auto& item : for_a_file.named_parameters())
+    EXPECT_EQ(item.value().requires_grad(), expected[item.key()].requires_grad()) << item.key();
+}
+
+TEST(LowRank, MergingInsideAutocastRoundsNothing) {
+  for (const std::string kind : {"lora", "dora"}) {
+    nn::VisionTransformer model(small_model(), 3);
+    nn::AdapterConfig adapters;
+    adapters.kind = kind;
+    adapters.ranks = {{"qkv", 4}};
+    model.adapt(adapters);
+    nn::Linear& layer = *model.blocks[0]->attn->qkv;
+    {
+      const torch::NoGradGuard no_grad;
+      layer.lora_B.normal_(0, 0.1);
+    }
+    const at::Tensor exact = layer.merged_weight();
+    const nn::PrecisionScope precision(at::kCPU, nn::Precision::kBf16);
+    model.merge_adapters();
+    EXPECT_TRUE(at::equal(layer.weight, exact)) << kind;
   }
 }
 

@@ -1,4 +1,5 @@
 #include "tests/nn/helpers.h"
+#include "violin/curves/curves.h"
 #include "violin/ops/strategies.h"
 
 namespace violin::tests {
@@ -165,6 +166,118 @@ TEST(Mask, FrozenTablesStayUntilThawed) {
   EXPECT_TRUE(mask.beta.requires_grad());
 }
 
+TEST(Mask, FreezingTakesTheParametersAsTheyAreNow) {
+  nn::VisionTransformer model(masked(), 2);
+  model.eval();
+  nn::Mask& mask = *model.blocks[0]->attn->violin;
+  const torch::NoGradGuard no_grad;
+  mask.tables({4, 4}, 1);  // kept, and stale after the next line
+  mask.beta.fill_(-3);
+  model.freeze_tables({32, 32});
+  const at::Tensor frozen = *mask.tables({4, 4}, 1).gain;
+  model.thaw_tables();
+  EXPECT_TRUE(at::equal(frozen, *mask.tables({4, 4}, 1).gain));
+}
+
+TEST(Mask, FailedFreezeChangesNothing) {
+  nn::VisionTransformer model(masked(), 2);
+  EXPECT_THROW(model.freeze_tables({1, 1}), Error);
+  nn::Mask& mask = *model.blocks[0]->attn->violin;
+  EXPECT_ANY_THROW(mask.freeze({0, 4}, 1));
+  EXPECT_FALSE(mask.frozen());
+  EXPECT_TRUE(mask.beta.requires_grad());
+}
+
+TEST(Mask, ThawingGivesBackEachParametersOwnRequiresGrad) {
+  nn::VisionTransformer model(masked(), 2);
+  nn::Mask& mask = *model.blocks[0]->attn->violin;
+  mask.alpha.requires_grad_(false);
+  model.freeze_tables({32, 32});
+  model.freeze_tables({16, 16});
+  model.thaw_tables();
+  EXPECT_FALSE(mask.alpha.requires_grad());
+  EXPECT_TRUE(mask.beta.requires_grad());
+}
+
+TEST(Mask, OtherGridsOfFrozenModelsFollowLimitsAndParameters) {
+  nn::VisionTransformer model(masked(), 2);
+  model.eval();
+  model.freeze_tables({32, 32});
+  nn::Mask& mask = *model.blocks[0]->attn->violin;
+  const torch::NoGradGuard no_grad;
+  for (std::int64_t width = 1; width <= 40; ++width) mask.tables({1, width}, 1);
+  EXPECT_EQ(mask.kept_tables(), 1 + 16);
+  const at::Tensor own = *mask.tables({4, 4}, 1).gain, other = *mask.tables({1, 40}, 1).gain;
+  mask.beta.fill_(-1);
+  EXPECT_TRUE(at::equal(*mask.tables({4, 4}, 1).gain, own));
+  EXPECT_FALSE(at::equal(*mask.tables({1, 40}, 1).gain, other));
+  model.set_table_limit(1);
+  model.eval();
+  mask.tables({2, 3}, 1);
+  EXPECT_EQ(mask.kept_tables(), 1);
+}
+
+TEST(Mask, FrozenTablesFollowTheModelToAnotherType) {
+  nn::VisionTransformer model(masked(), 2);
+  model.freeze_tables({32, 32});
+  model.to(at::kDouble);
+  nn::Mask& mask = *model.blocks[0]->attn->violin;
+  EXPECT_EQ(mask.tables({4, 4}, 1).gain->scalar_type(), at::kDouble);
+  EXPECT_EQ(mask.kept_tables(), 1);
+}
+
+TEST(Mask, ParametersMadeInInferenceModeKeepNoTables) {
+  const c10::InferenceMode inference;
+  nn::VisionTransformer model(masked(), 2);
+  model.eval();
+  nn::Mask& mask = *model.blocks[0]->attn->violin;
+  const at::Tensor before = mask.tables({4, 4}, 1).gain->clone();
+  mask.beta.fill_(-3);
+  EXPECT_FALSE(at::equal(*mask.tables({4, 4}, 1).gain, before));
+  EXPECT_EQ(mask.kept_tables(), 0);
+}
+
+TEST(Mask, SixteenBitModelsKeepTheMaskInFull) {
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
+    nn::MaskConfig fixed;
+    fixed.decay = 0.9996;  // 1 in 16 bits
+    nn::VisionTransformer model(masked(fixed), 2);
+    model.eval();
+    model.to(type);
+    const nn::Mask& mask = *model.blocks[0]->attn->violin;
+    EXPECT_EQ(mask.alpha.scalar_type(), at::kFloat);
+    EXPECT_EQ(mask.gamma.scalar_type(), at::kFloat);
+    EXPECT_EQ(mask.gamma[0][0].item<float>(), 0.9996F);
+    EXPECT_EQ(model.head->weight.scalar_type(), type);
+    const torch::NoGradGuard no_grad;
+    EXPECT_EQ(model.forward(images(1, 32, 32).to(type)).scalar_type(), type);
+    model.to(at::kCPU, type);
+    EXPECT_EQ(mask.gamma.scalar_type(), at::kFloat);
+  }
+}
+
+// The unit of `rate` is known without walking the grid.
+TEST(Mask, UnitsAreTheLargestCoordinates) {
+  for (const nn::Size grid : {nn::Size{1, 1}, nn::Size{1, 7}, nn::Size{5, 1}, nn::Size{4, 4}, nn::Size{6, 9}}) {
+    for (const std::string& plain : curves::curve_names()) {
+      for (const std::string& name : {plain, "frame:" + plain, plain + ",manhattan,random:3"}) {
+        if (name == "manhattan,manhattan,random:3") continue;
+        nn::MaskConfig config = identity("mul_v1", name);
+        nn::Mask mask(config, 1, grid, std::make_shared<nn::TableBudget>());
+        const torch::NoGradGuard no_grad;
+        mask.rate.fill_(1);
+        const curves::Coordinates walked =
+            curves::coordinates(curves::parse_curves(name), curves::Grid{0, grid.height, grid.width});
+        const at::Tensor largest =
+            at::tensor(walked.values).view({walked.curves, -1}).amax(1, true).clamp_min(1).to(at::kFloat);
+        EXPECT_TRUE(at::equal(mask.log_decay(), -1 / largest)) << name << " on " << to_string(grid);
+        config.decay_per_axis = true;
+        EXPECT_EQ(nn::Mask(config, 1, grid, std::make_shared<nn::TableBudget>()).rate.size(1), walked.axes) << name;
+      }
+    }
+  }
+}
+
 TEST(Mask, EvaluationWithGradientsStillReachesTheMask) {
   nn::VisionTransformer model(masked(), 2);
   model.eval();
@@ -276,6 +389,31 @@ TEST(Mask, ResizingTheModelKeepsTheDecay) {
   EXPECT_LT(relative_error(model.blocks[0]->attn->violin->log_decay(), before), 1e-6);
   EXPECT_EQ(model.pos_embed.size(1), 1 + 8 * 6);
   EXPECT_EQ(model.forward(images(1, 64, 48)).sizes(), at::IntArrayRef({1, 5}));
+}
+
+TEST(Mask, ResizingKeepsTypeGradientsAndFreezing) {
+  nn::VisionTransformer model(masked(identity()), 2);
+  model.to(at::kDouble);
+  model.blocks[0]->attn->violin->rate.requires_grad_(false);
+  model.freeze_tables({32, 32});
+  model.resize({64, 48});
+  const nn::Mask& mask = *model.blocks[0]->attn->violin;
+  EXPECT_EQ(mask.rate.scalar_type(), at::kDouble);
+  EXPECT_TRUE(mask.frozen());
+  EXPECT_FALSE(mask.alpha.requires_grad());
+  EXPECT_EQ(model.forward(images(1, 64, 48).to(at::kDouble)).scalar_type(), at::kDouble);
+  EXPECT_EQ(mask.kept_tables(), 1);
+  model.thaw_tables();
+  EXPECT_FALSE(mask.rate.requires_grad());
+  EXPECT_TRUE(mask.alpha.requires_grad());
+  nn::MaskConfig fixed;  // a buffer and no parameter
+  fixed.decay = 0.9;
+  fixed.alpha = false;
+  nn::VisionTransformer other(masked(fixed), 2);
+  other.to(at::kDouble);
+  other.resize({64, 48});
+  EXPECT_EQ(other.blocks[0]->attn->violin->gamma.scalar_type(), at::kDouble);
+  EXPECT_FALSE(other.blocks[0]->attn->violin->frozen());
 }
 
 TEST(Mask, UnpluggedModelIsTheOriginal) {

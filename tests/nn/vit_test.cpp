@@ -51,6 +51,27 @@ TEST(VisionTransformer, RectanglesAndLeftOverPixels) {
   EXPECT_THROW(model.forward(at::zeros({1, 4, 32, 32})), Error);
 }
 
+TEST(VisionTransformer, EmptyBatchGivesNoLogits) {
+  nn::ModelConfig config = small_model();
+  for (const bool with_mask : {false, true}) {
+    if (with_mask) config.violin = nn::MaskConfig{};
+    nn::VisionTransformer model(config, 1);
+    model.eval();
+    EXPECT_EQ(model.forward(images(0, 32, 32)).sizes(), at::IntArrayRef({0, 5}));
+  }
+}
+
+TEST(VisionTransformer, DropRatesOutsideTheirRangeAreRefused) {
+  nn::VisionTransformer model(small_model(), 1);
+  for (const double rate : {1.0, -0.1}) {
+    EXPECT_THROW(model.set_drop_path_rate(rate), Error);
+    EXPECT_THROW(model.set_drop_rate(rate), Error);
+  }
+  EXPECT_EQ(model.config(), small_model());
+  model.set_drop_rate(0.25);
+  EXPECT_EQ(model.config().drop_rate, 0.25);
+}
+
 TEST(VisionTransformer, DropPathFollowsGivenDraws) {
   nn::ModelConfig config = small_model();
   config.drop_path_rate = 0.5;

@@ -124,6 +124,13 @@ TEST(Predictor, ThreadsGetTheSameBits) {
   EXPECT_EQ(differences, 0);
 }
 
+TEST(Predictor, GoesWhereTheModelIs) {
+  const Saved saved;
+  const Predictor predictor(checkpoint::load_model(saved.path()), {.load = {.device = at::kMeta}});
+  EXPECT_EQ(predictor.classify(test_image(40, 40, 1), 1)[0].index,
+            Predictor(saved.path()).classify(test_image(40, 40, 1), 1)[0].index);
+}
+
 TEST(Predictor, NumbersClassesWithoutNames) {
   const Saved saved;
   checkpoint::save_model(saved.path(), *saved.model, saved.preprocessing);

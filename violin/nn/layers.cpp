@@ -118,6 +118,7 @@ at::Tensor Linear::row_norms() const {
 at::Tensor Linear::merged_weight() const {
   if (!adapted() || merged()) return weight;
   const torch::NoGradGuard no_grad;
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const at::Tensor sum = at::addmm(weight, lora_B, lora_A, 1, scaling_);
   return lora_magnitude.defined() ? sum * (lora_magnitude / at::linalg_vector_norm(sum, 2, 1)).unsqueeze(1) : sum;
 }
@@ -199,10 +200,11 @@ at::Tensor PatchEmbed::forward(const at::Tensor& images) {
   // One product over all patches; its result is in one piece, which a convolution's would not be.
   const std::int64_t rows = images.size(2) / patch_.height, columns = images.size(3) / patch_.width;
   const at::Tensor whole = images.narrow(2, 0, rows * patch_.height).narrow(3, 0, columns * patch_.width);
-  const at::Tensor patches = whole.unflatten(2, {rows, patch_.height})
-                                 .unflatten(4, {columns, patch_.width})
-                                 .permute({0, 2, 4, 1, 3, 5})
-                                 .reshape({images.size(0), rows * columns, -1});
+  const at::Tensor patches =
+      whole.unflatten(2, {rows, patch_.height})
+          .unflatten(4, {columns, patch_.width})
+          .permute({0, 2, 4, 1, 3, 5})
+          .reshape({images.size(0), rows * columns, images.size(1) * patch_.height * patch_.width});
   return linear(patches, proj_->weight.flatten(1), proj_->bias);
 }
 

@@ -31,6 +31,10 @@ at::Tensor in_full(const at::Tensor& parameter) {
   return parameter.scalar_type() == at::kDouble ? parameter : parameter.to(at::kFloat);
 }
 
+at::ScalarType wide_enough(at::ScalarType dtype) {
+  return at::isReducedFloatingType(dtype) ? at::kFloat : dtype;
+}
+
 ops::MaybeTensor optional(const at::Tensor& tensor) {
   return tensor.defined() ? ops::MaybeTensor(in_full(tensor)) : std::nullopt;
 }
@@ -67,17 +71,16 @@ Mask::Mask(const MaskConfig& config, std::int64_t heads, const Size& native, std
   std::sort(heads_.begin(), heads_.end());
   const auto masked = static_cast<std::int64_t>(heads_.size());
   std::int64_t axes = 1;
-  std::vector<double> units;  // per curve
+  std::vector<double> units;  // per curve: the largest coordinate
   if (!config.curves.empty()) {
-    const std::vector<curves::Curve> parsed = curves::parse_curves(config.curves);
-    const curves::Coordinates coordinates = curves::coordinates(parsed, curves::Grid{0, native.height, native.width});
-    axes = coordinates.axes;
-    const std::int64_t per_curve = axes * coordinates.tokens;
-    for (std::size_t c = 0; c < parsed.size(); ++c) {
-      names_.push_back(parsed[c].name());
-      curve_list_ += (c == 0 ? "" : ",") + parsed[c].name();
-      const auto begin = coordinates.values.begin() + static_cast<std::int64_t>(c) * per_curve;
-      units.push_back(std::max(1, *std::max_element(begin, begin + per_curve)));
+    curves::check_grid({0, native.height, native.width});
+    for (const curves::Curve& curve : curves::parse_curves(config.curves)) {
+      curve_list_ += (names_.empty() ? "" : ",") + curve.name();
+      names_.push_back(curve.name());
+      const bool by_axis = curve.kind == curves::Kind::kManhattan;
+      if (by_axis) axes = 2;
+      const std::int64_t last = (by_axis ? std::max(native.height, native.width) : native_tokens_) - 1;
+      units.push_back(static_cast<double>(std::max<std::int64_t>(1, last)));
     }
   }
   const auto count = static_cast<std::int64_t>(names_.size());
@@ -110,7 +113,8 @@ Mask::Mask(const MaskConfig& config, std::int64_t heads, const Size& native, std
 }
 
 Mask::~Mask() {
-  drop_locked();
+  forget(kept_);
+  forget(frozen_);
 }
 
 void Mask::initialise(std::uint64_t seed, const std::string& name) {
@@ -240,9 +244,7 @@ std::vector<std::pair<const void*, std::int64_t>> Mask::state() const {
   std::vector<std::pair<const void*, std::int64_t>> result;
   for (const auto parameter : kMaskParameters) {
     const at::Tensor& tensor = this->*parameter;
-    if (!tensor.defined()) continue;
-    const std::int64_t version = tensor.is_inference() ? 0 : static_cast<std::int64_t>(tensor._version());
-    result.emplace_back(tensor.const_data_ptr(), version);
+    if (tensor.defined()) result.emplace_back(tensor.const_data_ptr(), static_cast<std::int64_t>(tensor._version()));
   }
   return result;
 }
@@ -254,32 +256,53 @@ bool Mask::needs_gradient() const {
   });
 }
 
-ops::Tables Mask::tables(const Size& grid, std::int64_t prefix) {
-  const std::lock_guard lock(mutex_);
-  if (builds_per_call()) return build(*this, 1, grid, prefix).front();
-  const auto now = state();
-  for (auto entry = kept_.begin(); entry != kept_.end(); ++entry) {
-    if (entry->grid != grid || entry->prefix != prefix) continue;
-    if (frozen_ || entry->state == now) {
-      kept_.splice(kept_.begin(), kept_, entry);
-      return kept_.front().tables;
-    }
-    drop_locked();  // parameters changed: every table is stale
-    break;
-  }
+const Mask::Kept* Mask::frozen(const Size& grid, std::int64_t prefix) const {
+  for (const Kept& entry : frozen_)
+    if (entry.grid == grid && entry.prefix == prefix) return &entry;
+  return nullptr;
+}
+
+bool Mask::builds_per_call(const Size& grid, std::int64_t prefix) const {
+  if (frozen(grid, prefix) != nullptr) return false;
+  const bool versionless = std::any_of(kMaskParameters.begin(), kMaskParameters.end(), [this](const auto parameter) {
+    return (this->*parameter).defined() && (this->*parameter).is_inference();
+  });
+  return is_training() || needs_gradient() || versionless;
+}
+
+Mask::Kept Mask::made(const Size& grid, std::int64_t prefix) {
   // Ordinary tensors even inside an inference-mode block, so that later calls may use them anywhere.
   const c10::InferenceMode ordinary(false);
   const torch::NoGradGuard no_grad;
-  Kept entry{grid, prefix, now, build(*this, 1, grid, prefix).front(), 0};
+  Kept entry{grid, prefix, {}, build(*this, 1, grid, prefix).front(), 0};
   for (const ops::MaybeTensor* table :
        {&entry.tables.gain, &entry.tables.bias, &entry.tables.gate, &entry.tables.after})
     if (*table) entry.bytes += static_cast<std::int64_t>((*table)->nbytes());
+  return entry;
+}
+
+ops::Tables Mask::tables(const Size& grid, std::int64_t prefix) {
+  const std::lock_guard lock(mutex_);
+  if (const Kept* entry = frozen(grid, prefix)) return entry->tables;
+  if (builds_per_call(grid, prefix)) return build(*this, 1, grid, prefix).front();
+  const auto now = state();
+  for (auto entry = kept_.begin(); entry != kept_.end(); ++entry) {
+    if (entry->grid != grid || entry->prefix != prefix) continue;
+    if (entry->state == now) {
+      kept_.splice(kept_.begin(), kept_, entry);
+      return kept_.front().tables;
+    }
+    forget(kept_);  // parameters changed: every table is stale
+    break;
+  }
+  Kept entry = made(grid, prefix);
+  entry.state = now;
   ops::Tables result = entry.tables;
-  while (!frozen_ && kept_.size() >= kMaxGrids) {
+  while (kept_.size() >= kMaxGrids) {
     budget_->used -= kept_.back().bytes;
     kept_.pop_back();
   }
-  if (frozen_ || budget_->used + entry.bytes <= budget_->limit) {
+  if (budget_->used + entry.bytes <= budget_->limit) {
     budget_->used += entry.bytes;
     kept_.push_front(std::move(entry));
   }
@@ -287,34 +310,41 @@ ops::Tables Mask::tables(const Size& grid, std::int64_t prefix) {
 }
 
 void Mask::freeze(const Size& grid, std::int64_t prefix) {
-  {
-    const std::lock_guard lock(mutex_);
-    frozen_ = true;
-  }
+  const std::lock_guard lock(mutex_);
+  Kept entry = made(grid, prefix);  // first, so that a failure leaves all as it was
+  forget(kept_);
+  if (!frozen())
+    for (const at::Tensor& parameter : parameters()) trained_.emplace_back(parameter, parameter.requires_grad());
+  frozen_.remove_if([&](const Kept& old) {
+    const bool replaced = old.grid == grid && old.prefix == prefix;
+    if (replaced) budget_->used -= old.bytes;
+    return replaced;
+  });
+  budget_->used += entry.bytes;
+  frozen_.push_back(std::move(entry));
   for (at::Tensor& parameter : parameters()) parameter.requires_grad_(false);
-  tables(grid, prefix);
 }
 
 void Mask::thaw() {
-  for (at::Tensor& parameter : parameters()) parameter.requires_grad_(true);
   const std::lock_guard lock(mutex_);
-  frozen_ = false;
-  drop_locked();
+  for (auto& [parameter, needed] : trained_) parameter.requires_grad_(needed);
+  trained_.clear();
+  forget(frozen_);
 }
 
 void Mask::drop_tables() {
   const std::lock_guard lock(mutex_);
-  if (!frozen_) drop_locked();
+  forget(kept_);
 }
 
-void Mask::drop_locked() {
-  for (const Kept& entry : kept_) budget_->used -= entry.bytes;
-  kept_.clear();
+void Mask::forget(std::list<Kept>& entries) {
+  for (const Kept& entry : entries) budget_->used -= entry.bytes;
+  entries.clear();
 }
 
 std::int64_t Mask::kept_tables() const {
   const std::lock_guard lock(mutex_);
-  return static_cast<std::int64_t>(kept_.size());
+  return static_cast<std::int64_t>(kept_.size() + frozen_.size());
 }
 
 void Mask::train(bool on) {
@@ -324,17 +354,22 @@ void Mask::train(bool on) {
 
 void Mask::moved() {
   const std::lock_guard lock(mutex_);
-  drop_locked();
+  forget(kept_);
   if (rate.defined()) units_ = units_.to(in_full(rate).options());
+  for (Kept& entry : frozen_) {
+    Kept renewed = made(entry.grid, entry.prefix);
+    budget_->used += renewed.bytes - entry.bytes;
+    entry = std::move(renewed);
+  }
 }
 
 void Mask::to(at::Device device, at::ScalarType dtype, bool non_blocking) {
-  torch::nn::Module::to(device, dtype, non_blocking);
+  torch::nn::Module::to(device, wide_enough(dtype), non_blocking);
   moved();
 }
 
 void Mask::to(at::ScalarType dtype, bool non_blocking) {
-  torch::nn::Module::to(dtype, non_blocking);
+  torch::nn::Module::to(wide_enough(dtype), non_blocking);
   moved();
 }
 
@@ -358,10 +393,11 @@ ops::Tables LayerTables::take(std::size_t layer) {
   std::vector<Mask*> group = {first};
   const std::int64_t tokens = prefix_ + grid_.height * grid_.width;
   const std::int64_t bytes = 4 * tokens * tokens * static_cast<std::int64_t>(first->masked_heads().size());
-  if (first->builds_per_call()) {
+  if (first->builds_per_call(grid_, prefix_)) {
     for (std::size_t i = layer + 1; i < masks_.size(); ++i) {
       const bool fits = static_cast<std::int64_t>(group.size() + 1) * bytes <= kTogether;
-      if (!fits || masks_[i] == nullptr || !masks_[i]->builds_per_call() || !first->like(*masks_[i])) break;
+      if (!fits || masks_[i] == nullptr || !masks_[i]->builds_per_call(grid_, prefix_) || !first->like(*masks_[i]))
+        break;
       group.push_back(masks_[i]);
     }
   }

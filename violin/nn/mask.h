@@ -31,7 +31,8 @@ struct MaskParameters {
 
 // In training tables are built in each call, with gradients. In evaluation without gradients they are built once per
 // grid and kept until train(), eval(), to(), load or an assignment; the layers of a model share a budget of memory,
-// above which tables are built per call. Calls from several threads are safe in evaluation.
+// above which tables are built per call. Parameters made in inference mode do not tell of assignments: nothing is kept.
+// Calls from several threads are safe in evaluation.
 class Mask : public torch::nn::Module, public MaskParameters {
  public:
   // `native`: the model's own grid, which gives `rate` its unit.
@@ -55,13 +56,16 @@ class Mask : public torch::nn::Module, public MaskParameters {
   at::Tensor mask(const Size& grid, std::int64_t prefix);
   const std::vector<std::int64_t>& masked_heads() const { return heads_; }
 
-  // Frozen tables are kept whatever happens to the parameters, in training too, and parameters need no gradient.
+  // Frozen tables are kept whatever happens to the parameters, in training too, and parameters need no gradient; only
+  // to() builds them anew. Tables of other grids come and go as ever. thaw() gives back each parameter's requires_grad.
   void freeze(const Size& grid, std::int64_t prefix);
   void thaw();
+  bool frozen() const { return !frozen_.empty(); }
   void drop_tables();
   std::int64_t kept_tables() const;
 
   void train(bool on = true) override;
+  // 16 bits cannot hold a decay near 1: a mask in a 16-bit model has float32 parameters.
   void to(at::Device device, at::ScalarType dtype, bool non_blocking = false) override;
   void to(at::ScalarType dtype, bool non_blocking = false) override;
   void to(at::Device device, bool non_blocking = false) override;
@@ -78,7 +82,9 @@ class Mask : public torch::nn::Module, public MaskParameters {
   // Tables of `layers` masks that are all like this one, from their parameters side by side along the heads.
   std::vector<ops::Tables> build(const MaskParameters& parameters, std::size_t layers, const Size& grid,
                                  std::int64_t prefix);
-  bool builds_per_call() const { return !frozen_ && (is_training() || needs_gradient()); }
+  Kept made(const Size& grid, std::int64_t prefix);  // without a state
+  const Kept* frozen(const Size& grid, std::int64_t prefix) const;
+  bool builds_per_call(const Size& grid, std::int64_t prefix) const;
   bool like(const Mask& other) const;
   at::Tensor log_decay(const MaskParameters& parameters) const;
   at::Tensor mask_locked(const MaskParameters& parameters, const Size& grid, std::int64_t prefix);
@@ -86,7 +92,7 @@ class Mask : public torch::nn::Module, public MaskParameters {
   void moved();
   std::vector<std::pair<const void*, std::int64_t>> state() const;
   bool needs_gradient() const;
-  void drop_locked();
+  void forget(std::list<Kept>& entries);
 
   MaskConfig config_;
   ops::Strategy strategy_;
@@ -98,10 +104,11 @@ class Mask : public torch::nn::Module, public MaskParameters {
   std::int64_t native_tokens_;
 
   mutable std::mutex mutex_;
-  std::list<Kept> kept_;  // used last first
+  std::list<Kept> kept_;                              // used last first
+  std::list<Kept> frozen_;                            // made by freeze()
+  std::vector<std::pair<at::Tensor, bool>> trained_;  // parameters and their requires_grad before freeze()
   std::vector<std::pair<Size, at::Tensor>> ranks_;
   std::shared_ptr<TableBudget> budget_;
-  bool frozen_ = false;
 };
 
 // The tables of the layers of a model in one pass through it. Masks that are alike and have to build tables in this

@@ -36,6 +36,13 @@ void fill(const std::string& name, at::Tensor& parameter, const ModelConfig& con
   parameter.copy_(values);
 }
 
+void train_adapters_masks_and_heads(torch::nn::Module& model) {
+  for (auto& item : model.named_parameters()) {
+    const std::string& name = item.key();
+    item.value().requires_grad_(is_adapter_parameter(name) || is_mask_parameter(name) || name.starts_with("head"));
+  }
+}
+
 }  // namespace
 
 Block::Block(const ModelConfig& config, std::int64_t index, std::shared_ptr<TableBudget> budget) {
@@ -107,6 +114,7 @@ VisionTransformer::VisionTransformer(const ModelConfig& config, Uninitialised)
         layer->adapt(config.adapters->kind, rank->second, config.adapters->alpha, config.adapters->norm_gradient, 0,
                      name);
     }
+    train_adapters_masks_and_heads(*this);
   }
 }
 
@@ -241,8 +249,18 @@ at::Tensor VisionTransformer::forward(const at::Tensor& images) {
   return observe(images).logits;
 }
 
+void VisionTransformer::set_drop_rate(double rate) {
+  ModelConfig changed = config_;
+  changed.drop_rate = rate;
+  check(changed);
+  config_ = changed;
+}
+
 void VisionTransformer::set_drop_path_rate(double rate) {
-  config_.drop_path_rate = rate;
+  ModelConfig changed = config_;
+  changed.drop_path_rate = rate;
+  check(changed);
+  config_ = changed;
   for (std::size_t i = 0; i < blocks.size(); ++i)
     blocks[i]->set_drop_path_rate(
         blocks.size() == 1 ? 0 : rate * static_cast<double>(i) / static_cast<double>(blocks.size() - 1));
@@ -272,6 +290,10 @@ void VisionTransformer::unplug() {
 
 void VisionTransformer::freeze_tables(const Size& image) {
   const Size grid{image.height / config_.patch_size.height, image.width / config_.patch_size.width};
+  if (grid.height < 1 || grid.width < 1) {
+    throw Error("tables cannot be frozen for images of " + to_string(image) + " pixels; take at least a patch, " +
+                to_string(config_.patch_size));
+  }
   for (const auto& block : blocks)
     if (block->attn->violin) block->attn->violin->freeze(grid, config_.prefix_tokens());
 }
@@ -304,10 +326,7 @@ void VisionTransformer::adapt(const AdapterConfig& adapters, std::uint64_t seed)
       layer->adapt(adapters.kind, rank->second, adapters.alpha, adapters.norm_gradient, seed, name);
   }
   config_ = changed;
-  for (auto& item : named_parameters()) {
-    const std::string& name = item.key();
-    item.value().requires_grad_(is_adapter_parameter(name) || is_mask_parameter(name) || name.starts_with("head"));
-  }
+  train_adapters_masks_and_heads(*this);
 }
 
 void VisionTransformer::merge_adapters() {
@@ -363,13 +382,21 @@ void VisionTransformer::resize(const Size& img_size) {
     const std::shared_ptr<Mask> before = blocks[i]->attn->violin;
     if (!before || changed.grid() == config_.grid()) continue;
     const at::Tensor decay = before->rate.defined() ? before->log_decay().detach() : at::Tensor();
+    const bool frozen = before->frozen();
+    before->thaw();  // each parameter's own requires_grad
     blocks[i]->attn->plug(before->config(), changed.grid(), budget_);
     const std::shared_ptr<Mask> after = blocks[i]->attn->violin;
     const torch::NoGradGuard no_grad;
-    after->to(before->named_parameters().is_empty() ? at::Device(at::kCPU) : before->parameters().front().device());
-    for (auto& item : after->named_parameters()) item.value().copy_(before->named_parameters()[item.key()]);
-    for (auto& item : after->named_buffers()) item.value().copy_(before->named_buffers()[item.key()]);
+    const at::Tensor like = state(*before).front().second;  // a buffer where the decay is fixed and alpha absent
+    after->to(like.device(), like.scalar_type());
+    const auto parameters = before->named_parameters(), buffers = before->named_buffers();
+    for (auto& item : after->named_parameters()) {
+      item.value().copy_(parameters[item.key()]);
+      item.value().requires_grad_(parameters[item.key()].requires_grad());
+    }
+    for (auto& item : after->named_buffers()) item.value().copy_(buffers[item.key()]);
     if (decay.defined()) after->set_log_decay(decay);
+    if (frozen) after->freeze(changed.grid(), config_.prefix_tokens());
   }
   config_ = changed;
 }

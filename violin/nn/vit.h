@@ -68,13 +68,13 @@ class VisionTransformer : public torch::nn::Module {
   // trainer that derives them from (seed, step, sample) is independent of devices, ranks and interruptions.
   void set_drop_draws(const at::Tensor& draws) { drop_draws_ = draws; }
   void set_drop_path_rate(double rate);
-  void set_drop_rate(double rate) { config_.drop_rate = rate; }
+  void set_drop_rate(double rate);
 
   // A mask in the attention of a vanilla model (or another mask), with fresh parameters; and back.
   void plug(const MaskConfig& mask, std::uint64_t seed = 0);
   void unplug();
   // Tables for this image size are made now and kept, and mask parameters need no gradient: for inference, where
-  // nothing will be rebuilt or checked. thaw() undoes it.
+  // nothing of this size will be rebuilt or checked. thaw_tables() undoes it.
   void freeze_tables(const Size& image);
   void thaw_tables();
   void set_table_limit(std::int64_t bytes) { budget_->limit = bytes; }
@@ -87,7 +87,8 @@ class VisionTransformer : public torch::nn::Module {
 
   // Another number of classes: a fresh head.
   void replace_head(std::int64_t num_classes, std::uint64_t seed = 0);
-  // Another native size: positions are resampled by the model's rule.
+  // Another native size: positions are resampled by the model's rule. Where the grid of patches changes, a model with
+  // frozen tables has those of the new size afterwards and no others.
   void resize(const Size& img_size);
 
   std::vector<std::shared_ptr<Block>> blocks;

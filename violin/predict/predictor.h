@@ -36,6 +36,7 @@ class Predictor {
  public:
   // A weights file or the folder of a run. Throws violin::Error, also for weights without classes.
   explicit Predictor(const std::filesystem::path& weights, const PredictorOptions& options = {});
+  // The model stays on the device where it is.
   explicit Predictor(checkpoint::LoadedModel model, const PredictorOptions& options = {});
 
   // The `top` most likely classes, likeliest first. Throws violin::Error that names a file that cannot be decoded.
