@@ -379,6 +379,95 @@ TEST(LoadModel, MetadataThatLiesIsRefused) {
   EXPECT_TRUE(contains(with("violin.classes", R"([1,2])"), "violin.classes"));
 }
 
+TEST(LoadModel, DeepAndLongMetadataAreRefusedByFileAndKey) {
+  const Fixture fixture;
+  const auto with = [&](const std::string& key, const std::string& text) {
+    save_safetensors(fixture.path, state_of(*fixture.model), {{key, text}});
+    const std::string message = message_of([&] { load_model(fixture.path, {.num_heads = 2}); });
+    EXPECT_TRUE(contains(message, fixture.path) && contains(message, key)) << message;
+    return message;
+  };
+  const std::string deep = std::string(200000, '[') + std::string(200000, ']');
+  EXPECT_TRUE(contains(with("violin.model", R"({"depth":)" + deep + "}"), "nested deeper than 32"));
+  EXPECT_TRUE(contains(with("violin.preprocessing", R"({"mean":)" + deep + "}"), "nested deeper than 32"));
+  EXPECT_TRUE(contains(with("violin.classes", std::string(17 << 20, '[')), "at most 16777216 are read"));
+  EXPECT_THROW(preprocessing_from_json({{"mean", nlohmann::json::parse(deep)}}), Error);
+  EXPECT_THROW(nn::model_from_json({{"depth", nlohmann::json::parse(deep)}}), Error);
+}
+
+// Neither file gets as far as memory for the sizes that it claims: a terabyte, and curves over 2^28 patches.
+TEST(LoadModel, SizesThatNoTensorProvesAreRefused) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("claims.safetensors");
+  const std::string wide =
+      R"({"img_size":32,"embed_dim":16384,"depth":1,"num_heads":1,"mlp_ratio":999,"pos_embed":"none"})";
+  save_safetensors(path, {{"blocks.0.norm1.weight", at::ones({1})}}, {{"violin.model", wide}});
+  for (const bool strict : {true, false}) {
+    const std::string message = message_of([&] { load_model(path, {.strict = strict}); });
+    EXPECT_TRUE(contains(message, path) && contains(message, "no tensor 'patch_embed.proj.weight'")) << message;
+  }
+  const std::string large = R"({"img_size":16384,"patch_size":1,"embed_dim":8,"depth":1,"num_heads":1,"mlp_ratio":1,
+      "pos_embed":"none","num_classes":2,"violin":{"curves":"violin"}})";
+  save_safetensors(path,
+                   {{"patch_embed.proj.weight", at::ones({8, 3, 1, 1})},
+                    {"blocks.0.norm1.weight", at::ones({8})},
+                    {"blocks.0.attn.qkv.weight", at::ones({24, 8})},
+                    {"blocks.0.mlp.fc1.weight", at::ones({8, 8})}},
+                   {{"violin.model", large}});
+  const std::string message = message_of([&] { load_model(path); });
+  EXPECT_TRUE(contains(message, path) && contains(message, "weights of the model are missing")) << message;
+}
+
+TEST(LoadModel, MissingWeightsOfEveryStructureAreNamed) {
+  nn::ModelConfig config = small_model();
+  config.reg_tokens = 3;
+  config.init_values = 1e-5;
+  config.violin = nn::MaskConfig{};
+  config.violin->heads = {1};
+  config.violin->curve_weights = true;
+  config.adapters = nn::AdapterConfig{};
+  config.adapters->ranks = {{"qkv", 4}, {"fc2", 2}};
+  const Fixture fixture(config);
+  const NamedTensors whole = state_of(*fixture.model);
+  for (const auto& [left_out, unused] : whole) {
+    if (left_out.ends_with(".norm1.weight")) continue;  // blocks are counted by it
+    NamedTensors fewer;
+    for (const auto& [name, tensor] : whole)
+      if (name != left_out) fewer.emplace_back(name, tensor);
+    save_safetensors(fixture.path, fewer);
+    const std::string message = message_of([&] { load_model(fixture.path, {.config = config}); });
+    EXPECT_TRUE(contains(message, "1 weight of the model is missing: '" + left_out + "'")) << message;
+  }
+  save_safetensors(fixture.path, whole);
+  expect_same_state(*load_model(fixture.path, {.config = config}).model, *fixture.model);
+}
+
+TEST(LoadModel, WhatTorchRefusesNamesTheFile) {
+  nn::ModelConfig config = small_model();
+  config.reg_tokens = 3;
+  config.no_embed_class = true;
+  const Fixture fixture(config);
+  NamedTensors tensors;
+  for (auto [name, tensor] : state_of(*fixture.model)) {
+    if (name == "reg_token") name = "register_tokens";  // then a position is added to the class token
+    if (name == "pos_embed") tensor = at::cat({at::zeros({1, 1, 24}), tensor}, 1);
+    if (name == "cls_token") tensor = tensor.to(at::kFloat8_e4m3fn);
+    tensors.emplace_back(name, tensor);
+  }
+  save_safetensors(fixture.path, tensors);
+  const std::string message = message_of([&] { load_model(fixture.path, {.num_heads = 2}); });
+  EXPECT_TRUE(contains(message, fixture.path) && contains(message, "no model can be made of it")) << message;
+}
+
+TEST(LoadModel, EmptyDecaysAreRefusedByName) {
+  const Fixture fixture;
+  NamedTensors tensors = state_of(*fixture.model);
+  tensors.emplace_back("blocks.0.attn.violin.gamma", at::zeros({8, 0}));
+  save_safetensors(fixture.path, tensors);
+  const std::string message = message_of([&] { load_model(fixture.path); });
+  EXPECT_TRUE(contains(message, fixture.path) && contains(message, "'blocks.0.attn.violin.gamma' is [8,0]")) << message;
+}
+
 TEST(LoadModel, MaskParametersThatTheDescriptionDoesNotMentionAreRefused) {
   const Fixture fixture;
   nn::ModelConfig masked = fixture.model->config();

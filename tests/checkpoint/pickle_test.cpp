@@ -171,6 +171,17 @@ TEST(PickleTensors, OutsideTheirStorageAreNamed) {
       has(tensor_refusal(0, std::vector<std::int64_t>(65, 1), std::vector<std::int64_t>(65, 1)), "65 dimensions"));
 }
 
+TEST(PickleTensors, RepeatedElementsAreCountedOverTheWholeFile) {
+  const auto file = [](int count) {
+    std::vector<std::pair<std::string, std::string>> items;
+    for (int i = 0; i < count; ++i)
+      items.emplace_back("t" + std::to_string(i), op::tensor(op::storage("FloatStorage", "0", 1), 0, {5 << 20}, {0}));
+    return torch_file(op::dict(items), {"1234"});
+  };
+  EXPECT_EQ(flatten(parse_document(bytes_of(file(3)), "expanded.pth").root).size(), 3U);  // 60 MiB
+  EXPECT_TRUE(has(parse_error(file(4)), "tensor 't3' repeats its elements"));
+}
+
 TEST(PickleTensors, StoragesMustBeThereAndLargeEnough) {
   const auto tensor = [](const std::string& storage) { return op::tensor(storage, 0, {1}, {1}); };
   EXPECT_TRUE(has(refusal(tensor(op::storage("FloatStorage", "0", 8)), {"short"}), "'data/0' has 5 bytes"));

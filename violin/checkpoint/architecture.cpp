@@ -136,6 +136,10 @@ void infer_mask(const State& state, Architecture& result, std::optional<std::int
     mask.curves.clear();
   } else {
     if (decay->sizes.size() != 2 && decay->sizes.size() != 3) required(state, decay->name, 2);
+    if (std::find(decay->sizes.begin(), decay->sizes.end(), 0) != decay->sizes.end()) {
+      throw Error(file_in_quotes(state.file) + ": tensor " + in_quotes(decay->source) + " is " +
+                  shape_text(decay->sizes) + "; expected a decay per curve and head");
+    }
     mask.decay_per_axis = decay->sizes.size() == 3;
     const std::int64_t curves = decay->sizes[0];
     std::string chosen;

@@ -48,7 +48,8 @@ Document parse_torch_legacy(ByteSpan bytes);
 bool looks_like_torch_legacy(ByteSpan bytes);
 
 // Throws unless every tensor of the tree lies inside its storage: sizes, strides and offset not negative, nothing that
-// overflows, and not vastly more elements (by zero strides) than the file has bytes. Notes each storage's alignment.
+// overflows, and all together not vastly more elements (by zero strides) than the file has bytes. Notes each storage's
+// alignment.
 void check_tensors(Document& document, std::size_t file_bytes);
 
 }  // namespace violin::checkpoint

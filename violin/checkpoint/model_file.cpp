@@ -10,6 +10,7 @@
 #include "violin/checkpoint/message.h"
 #include "violin/checkpoint/safetensors.h"
 #include "violin/error.h"
+#include "violin/nn/json_text.h"
 #include "violin/nn/registry.h"
 #include "violin/version.h"
 
@@ -26,12 +27,18 @@ constexpr const char* kPreprocessingKey = "violin.preprocessing";
 constexpr const char* kClassesKey = "violin.classes";
 constexpr const char* kVersionKey = "violin.version";
 
+// A text of the metadata: names of hundreds of thousands of classes. As JSON it takes twenty times its size.
+constexpr std::size_t kMaxTextBytes = std::size_t{16} << 20;
+
 std::optional<json> metadata_json(const Metadata& metadata, const char* key) {
   const auto found = metadata.find(key);
   if (found == metadata.end()) return std::nullopt;
-  json value = json::parse(found->second, nullptr, /*allow_exceptions=*/false);
-  if (value.is_discarded()) throw Error("metadata '" + std::string(key) + "' is not JSON");
-  return value;
+  const std::string who = "metadata '" + std::string(key) + "'";
+  if (found->second.size() > kMaxTextBytes) {
+    throw Error(who + " has " + std::to_string(found->second.size()) + " bytes; at most " +
+                std::to_string(kMaxTextBytes) + " are read");
+  }
+  return nn::parse_json(found->second, who);
 }
 
 const nn::ModelEntry* registry_entry(const std::string& name) {
@@ -84,11 +91,11 @@ class Loader {
     result_.metadata = file_.metadata();
     choose_architecture();
     fit_to_file();
+    find_missing();
     build();
     adapt();
     describe_data();
     result_.model->eval();
-    if (options_.device != at::kCPU) result_.model->to(options_.device);
     return std::move(result_);
   }
 
@@ -164,17 +171,27 @@ class Loader {
   // are compared before anything is allocated.
   void fit_to_file() {
     wanted_ = options_.img_size.value_or(config_.img_size);
-    const StateEntry* patches = state_.find("patch_embed.proj.weight");
-    if (patches != nullptr && patches->sizes.size() == 4) {
-      std::vector<std::int64_t> expected = {config_.embed_dim, config_.in_chans, config_.patch_size.height,
-                                            config_.patch_size.width};
-      if (patches->sizes != expected) mismatch(state_, *patches, expected);
-    }
+    expect_sizes(state_, "patch_embed.proj.weight",
+                 {config_.embed_dim, config_.in_chans, config_.patch_size.height, config_.patch_size.width});
     std::int64_t depth = 0;
     while (state_.find("blocks." + std::to_string(depth) + ".norm1.weight") != nullptr) ++depth;
     if (depth != config_.depth && (depth > config_.depth || options_.strict)) {
       throw Error(file_in_quotes(state_.file) + ": it has " + std::to_string(depth) + " whole blocks; the model has " +
                   std::to_string(config_.depth) + " (give the model with --model or --config)");
+    }
+    const std::int64_t width = config_.embed_dim;
+    const auto hidden = static_cast<std::int64_t>(static_cast<double>(width) * config_.mlp_ratio);
+    for (std::int64_t block = 0; block < depth; ++block) {
+      const std::string name = "blocks." + std::to_string(block);
+      expect_sizes(state_, name + ".attn.qkv.weight", {3 * width, width});
+      expect_sizes(state_, name + ".mlp.fc1.weight", {hidden, width});
+    }
+    // What a file says of its own sizes counts where tensors prove it, even if others may be missing.
+    for (const char* name : {"patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.0.mlp.fc1.weight"}) {
+      if (told_by_file_ && state_.find(name) == nullptr) {
+        throw Error(file_in_quotes(state_.file) + " describes a model and has no tensor " + in_quotes(name) +
+                    "; give the model with --model or --config");
+      }
     }
     expect_sizes(state_, "head.weight", {config_.num_classes, config_.embed_dim});
     if (config_.num_classes == 0 && state_.find("head.weight") != nullptr) adapted("head left out");
@@ -223,6 +240,27 @@ class Loader {
     return tensor;
   }
 
+  // Names follow from the structure alone: a model one wide tells them and costs nothing, whatever sizes a file claims.
+  void find_missing() {
+    ModelConfig narrow = config_;
+    narrow.img_size = narrow.patch_size = {1, 1};
+    narrow.in_chans = narrow.embed_dim = narrow.num_heads = 1;
+    narrow.mlp_ratio = 1;
+    narrow.num_classes = std::min<std::int64_t>(config_.num_classes, 1);
+    narrow.reg_tokens = std::min<std::int64_t>(config_.reg_tokens, 1);
+    if (narrow.violin) narrow.violin->heads.clear();
+    if (narrow.adapters)
+      for (auto& [target, rank] : narrow.adapters->ranks) rank = 1;
+    std::vector<std::string>& missing = result_.report.missing;
+    for (const auto& [name, unused] : nn::state(nn::VisionTransformer(narrow, nn::Uninitialised{})))
+      if (state_.find(name) == nullptr) missing.push_back(name);
+    if (missing.empty() || !options_.strict) return;
+    throw Error(file_in_quotes(state_.file) + ": " + std::to_string(missing.size()) +
+                (missing.size() == 1 ? " weight of the model is" : " weights of the model are") +
+                " missing: " + in_quotes(missing.front()) + (missing.size() == 1 ? "" : ", …") +
+                (nn::is_mask_parameter(missing.front()) ? " (load the model without its mask and plug one in)" : ""));
+  }
+
   void build() {
     LoadReport& report = result_.report;
     result_.model = std::make_shared<nn::VisionTransformer>(config_, nn::Uninitialised{});
@@ -231,7 +269,6 @@ class Loader {
     for (auto& [name, place] : nn::state(*result_.model)) {
       const StateEntry* entry = state_.find(name);
       if (entry == nullptr) {
-        report.missing.push_back(name);
         absent.emplace_back(name, place);
         continue;
       }
@@ -250,15 +287,7 @@ class Loader {
     }
     for (const auto& [dtype, count] : converted_)
       adapted(std::to_string(count) + (count == 1 ? " tensor" : " tensors") + " converted: " + dtype + " to float32");
-    if (absent.empty()) return;
-    if (options_.strict) {
-      throw Error(
-          file_in_quotes(state_.file) + ": " + std::to_string(absent.size()) +
-          (absent.size() == 1 ? " weight of the model is" : " weights of the model are") +
-          " missing: " + in_quotes(absent.front().first) + (absent.size() == 1 ? "" : ", …") +
-          (nn::is_mask_parameter(absent.front().first) ? " (load the model without its mask and plug one in)" : ""));
-    }
-    initialise(absent);
+    if (!absent.empty()) initialise(absent);
   }
 
   void initialise(std::vector<std::pair<std::string, at::Tensor>>& absent) {
@@ -389,7 +418,15 @@ FileDescription describe(const TensorFile& file, const std::string& file_name) {
 }
 
 LoadedModel load_model(const std::filesystem::path& path, const LoadOptions& options) {
-  return Loader(path, options).load();
+  LoadedModel loaded;
+  try {
+    loaded = Loader(path, options).load();
+  } catch (const c10::Error& error) {  // what torch cannot do with the file's numbers
+    const std::string text = error.what_without_backtrace();
+    throw Error(file_in_quotes(path.string()) + ": no model can be made of it: " + text.substr(0, text.find('\n')));
+  }
+  if (options.device != at::kCPU) loaded.model->to(options.device);
+  return loaded;
 }
 
 void save_model(const std::filesystem::path& path, const nn::VisionTransformer& model,
@@ -414,6 +451,10 @@ void save_model(const std::filesystem::path& path, const nn::VisionTransformer& 
       metadata[kClassesKey] = json(classes).dump();
     } catch (const json::exception&) {
       throw Error("cannot save " + file_in_quotes(path.string()) + ": a class name is not UTF-8");
+    }
+    if (metadata[kClassesKey].size() > kMaxTextBytes) {
+      throw Error("cannot save " + file_in_quotes(path.string()) + ": the names of classes take more than " +
+                  std::to_string(kMaxTextBytes) + " bytes");
     }
   }
   metadata[kVersionKey] = version();

@@ -5,6 +5,7 @@
 
 #include "violin/checkpoint/message.h"
 #include "violin/error.h"
+#include "violin/nn/json_text.h"
 
 namespace violin::checkpoint {
 namespace {
@@ -14,8 +15,7 @@ using nlohmann::json;
 constexpr std::int64_t kLargestSize = 1 << 14;
 
 [[noreturn]] void reject(const std::string& field, const json& value, const std::string& expected) {
-  throw Error("preprocessing: " + field + " is " +
-              in_quotes(value.dump(-1, ' ', true, json::error_handler_t::replace), 60) + "; expected " + expected);
+  throw Error("preprocessing: " + field + " is " + nn::shown(value) + "; expected " + expected);
 }
 
 std::string text(const std::string& field, const json& value) {

@@ -10,8 +10,8 @@ namespace violin::checkpoint {
 namespace {
 
 constexpr std::size_t kMaxDimensions = 64;
-// Zero strides make a big tensor of a small storage; copying it must not be a way to exhaust memory.
-constexpr std::size_t kMaxExpandedBytes = std::size_t{64} << 20;
+// Zero strides make a big tensor of a small storage; copying a file's tensors must not be a way to exhaust memory.
+constexpr std::size_t kMaxRepeatedBytes = std::size_t{64} << 20;
 
 struct Extent {
   std::int64_t bytes;  // of all elements, one by one
@@ -44,8 +44,8 @@ bool any_negative(const std::vector<std::int64_t>& numbers) {
   return std::any_of(numbers.begin(), numbers.end(), [](std::int64_t n) { return n < 0; });
 }
 
-// Empty when all is well.
-std::string problem(const TensorRef& tensor, const StorageBytes& storage, std::size_t file_bytes) {
+// Empty when all is well. `repeats`: bytes that the file's tensors may still have beyond those of their storages.
+std::string problem(const TensorRef& tensor, const StorageBytes& storage, std::uint64_t& repeats) {
   if (tensor.sizes.size() > kMaxDimensions) return "has " + std::to_string(tensor.sizes.size()) + " dimensions";
   if (tensor.sizes.size() != tensor.strides.size()) {
     return "has " + std::to_string(tensor.sizes.size()) + " sizes and " + std::to_string(tensor.strides.size()) +
@@ -60,18 +60,23 @@ std::string problem(const TensorRef& tensor, const StorageBytes& storage, std::s
     return "needs " + std::to_string(reached->end) + " bytes of storage " + in_quotes(storage.name) + ", which has " +
            std::to_string(storage.bytes.size());
   }
-  if (static_cast<std::uint64_t>(reached->bytes) > std::max(file_bytes, kMaxExpandedBytes)) {
-    return "repeats its elements to " + std::to_string(reached->bytes) + " bytes, more than the file holds";
+  const auto bytes = static_cast<std::uint64_t>(reached->bytes);
+  const std::uint64_t repeated = bytes - std::min<std::uint64_t>(bytes, storage.bytes.size());
+  if (repeated > repeats) {
+    return "repeats its elements to " + std::to_string(bytes) +
+           " bytes: such tensors make more of the file than it holds (save them as .contiguous())";
   }
+  repeats -= repeated;
   return "";
 }
 
 }  // namespace
 
 void check_tensors(Document& document, std::size_t file_bytes) {
+  std::uint64_t repeats = std::max(file_bytes, kMaxRepeatedBytes);
   for_each_tensor(document.root, [&](const std::string& name, const TensorRef& tensor) {
     StorageBytes& storage = document.storages.at(tensor.storage);
-    const std::string found = problem(tensor, storage, file_bytes);
+    const std::string found = problem(tensor, storage, repeats);
     if (!found.empty()) throw Error("tensor " + in_quotes(name) + " " + found);
     storage.alignment = std::max(storage.alignment, info(tensor.dtype).alignment);
   });
