@@ -331,6 +331,11 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
   if (!arguments.model_file.empty()) request.config = read_model_config(arguments.model_file);
   json from_file = json::object();
   if (!arguments.options_file.empty()) from_file = train::read_json_file(arguments.options_file);
+  std::optional<nn::ModelConfig> like;  // the model of a run whose config.json is given
+  if (train::is_run_config(from_file)) {
+    like = train::task_from_json(from_file).model;
+    from_file = json(from_file.at("options"));
+  }
   argument("", [&] {
     const std::string recipe =
         !arguments.recipe.empty() ? arguments.recipe
@@ -353,6 +358,11 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
     request.mask = mask_of(arguments, fine ? "identity" : "pretrain");
   request.replace_mask = any_mask_option;
   request.unplug = arguments.violin == false;
+  if (like && !any_mask_option && !arguments.violin) {
+    request.mask = like->violin;
+    request.unplug = !like->violin;
+  }
+  if (like && !fine && request.model.empty() && !request.config) request.config = like;
 
   const Compute compute = start_compute(share_of_machine(arguments.compute, launch));
   processes = train::join_processes(launch, compute.device, train::answer_timeout());
@@ -453,9 +463,17 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
     trainer_options.listener->on_start("learning rate " + number_text(search.best, "%g") +
                                        " did best; training on all images");
   }
-  train::Trainer trainer(prepared.task, prepared.dataset, prepared.model, run.get(), trainer_options);
-  if (resuming) trainer.resume();
-  const train::Outcome outcome = trainer.train();
+  const auto trainer = [&] {
+    try {
+      return std::make_unique<train::Trainer>(prepared.task, prepared.dataset, prepared.model, run.get(),
+                                              trainer_options);
+    } catch (const Error&) {
+      if (first && !run->has_checkpoint()) run->discard();  // nothing to resume, and another try may use the folder
+      throw;
+    }
+  }();
+  if (resuming) trainer->resume();
+  const train::Outcome outcome = trainer->train();
   if (!outcome.finished) return stopped("everything so far is");
   report.finish();
   processes->leave();

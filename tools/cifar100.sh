@@ -21,8 +21,8 @@ violin=${VIOLIN:-build/violin}
 if [ -n "${STEPS:-}" ]; then
   images=$limit
   [ "$images" != 0 ] || images=50000
-  epochs=$((STEPS * batch / images))
-  [ $((epochs * images)) = $((STEPS * batch)) ] || { echo "STEPS=$STEPS of $batch images are no whole passes over $images" >&2; exit 2; }
+  epochs=$((STEPS / (images / batch)))  # an epoch leaves out what does not fill a batch
+  [ $((epochs * (images / batch))) = "$STEPS" ] || { echo "STEPS=$STEPS of $batch images are no whole passes over $images" >&2; exit 2; }
   schedule=(--warmup-epochs "$(awk "BEGIN { print $epochs / 20 }")" --eval-every "$epochs")
 fi
 orders=random:0,random:1,random:2,random:3,random:4,random:5,random:6,random:7

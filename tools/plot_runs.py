@@ -21,6 +21,8 @@ def main():
         label, path = argument.split("=", 1)
         with open(path, encoding="utf-8") as file:
             rows = [row for row in csv.DictReader(file) if row["val_top1"]]
+        if not rows:
+            sys.exit(f"plot_runs: {path} has no accuracy on val")
         epochs = [int(row["epoch"]) + 1 for row in rows]
         accuracy = [float(row["val_top1"]) for row in rows]
         axes.plot(epochs, accuracy, linewidth=1.6, label=f"{label} ({accuracy[-1]:.1f})")

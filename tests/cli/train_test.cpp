@@ -301,6 +301,23 @@ TEST_F(Training, FinetuneWithEveryRecipeAndARateThatIsSearched) {
   EXPECT_FALSE(fs::exists(file("searched/initial.safetensors")));
 }
 
+TEST_F(Training, TheConfigurationOfARunRepeatsItAndMistakesLeaveNoFolder) {
+  ASSERT_EQ(run_violin(with(train_arguments("run"), {"--curves", "snake", "--strategy", "log", "--mixup", "0"})).code,
+            0);
+  const Outcome again = run_violin({"train", "--data", file("data"), "--options", file("run/config.json"), "--out",
+                                    file("again"), "--threads", "1", "--workers", "1"});
+  ASSERT_EQ(again.code, 0) << again.err;
+  expect_same_tensors(file("again/last/model.safetensors"), file("run/last/model.safetensors"));
+  for (const std::vector<std::string>& wrong :
+       {std::vector<std::string>{"--rand-augment", "rand-m9-x1"}, {"--img-size", "5000"}}) {
+    EXPECT_NE(run_violin(with(train_arguments("wrong"), wrong)).code, 0);
+    EXPECT_FALSE(fs::exists(file("wrong/config.json")));
+  }
+  std::ifstream card(file("run/README.md"));
+  const std::string text((std::istreambuf_iterator<char>(card)), {});
+  EXPECT_NE(text.find("| data | `data`, 40 training images |"), std::string::npos) << text;
+}
+
 TEST_F(Training, AFineTuningKilledBeforeItsFirstCheckpointBeginsWithTheSameWeights) {
   ASSERT_EQ(run_violin(train_arguments("base")).code, 0);
   const auto finetune = [&](const std::string& run) {

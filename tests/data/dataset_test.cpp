@@ -249,6 +249,27 @@ TEST(OpenImages, TakesFilesAndFolders) {
   EXPECT_THROW(open_images({folder.path() / "c"}), Error);
 }
 
+TEST(ImageFolder, ImagesBesideTheClassesAreCounted) {
+  const TemporaryFolder folder;
+  write_classes(folder.path(), {"a", "b"}, {2, 2});
+  write_text(folder.path() / "README.txt", "not an image");
+  EXPECT_TRUE(open_dataset(folder.path(), {.held_out = 0}).notes.empty());
+  write_image(folder.path() / "stray.png", noise(2, 2, 1));
+  const Dataset one = open_dataset(folder.path(), {.held_out = 0});
+  ASSERT_EQ(one.notes.size(), 1u);
+  EXPECT_TRUE(contains(one.notes[0], "1 image beside the class folders left out, the first '")) << one.notes[0];
+  EXPECT_TRUE(contains(one.notes[0], "/stray.png'")) << one.notes[0];
+  // In each split, and beside the splits.
+  const TemporaryFolder splits;
+  write_classes(splits.path() / "train", {"a", "b"}, {2, 2});
+  write_classes(splits.path() / "val", {"a", "b"}, {2, 2});
+  for (const char* name : {"0.png", "train/1.png", "val/2.png"}) write_image(splits.path() / name, noise(2, 2, 1));
+  const Dataset three = open_dataset(splits.path());
+  EXPECT_EQ(three.train.size(), 4);
+  ASSERT_EQ(three.notes.size(), 1u);
+  EXPECT_TRUE(contains(three.notes[0], "3 images beside")) << three.notes[0];
+}
+
 TEST(SampleSet, LimitsKeepTheSharesOfClasses) {
   const TemporaryFolder folder;
   write_classes(folder.path(), {"a", "b", "c"}, {60, 30, 3}, 1);
@@ -371,15 +392,89 @@ TEST(Manifest, ReadsCsvWithQuotes) {
 
 TEST(Manifest, ReadsJsonLinesAndOrdersNumbersAsNumbers) {
   const TemporaryFolder folder;
-  write_image(folder.path() / "in/a.png", noise(2, 2, 1));
   std::string text;
-  for (const char* label : {"10", "2", "\"1\""}) {
-    text += std::string("{\"path\": \"in/a.png\", \"label\": ") + label + "}\n";
+  for (const std::string label : {"10", "2", "\"1\""}) {
+    const std::string name = "in/" + std::to_string(text.size()) + ".png";
+    write_image(folder.path() / name, noise(2, 2, 1));
+    text += "{\"path\": \"" + name + "\", \"label\": " + label + "}\n";
   }
   write_text(folder.path() / "list.jsonl", text + "\n");
   const Dataset dataset = open_dataset(folder.path() / "list.jsonl", {.held_out = 0});
   EXPECT_EQ(dataset.classes, (std::vector<std::string>{"1", "2", "10"}));
   EXPECT_EQ(dataset.train.labels(), (std::vector<std::int64_t>{2, 1, 0}));
+}
+
+TEST(Manifest, NamesFollowFromTheFilesNotFromHowItIsCalled) {
+  const TemporaryFolder folder;
+  write_image(folder.path() / "in/a.png", noise(2, 2, 1));
+  write_image(folder.path() / "b.png", noise(2, 2, 2));
+  const fs::path relative = folder.path() / "relative.csv", absolute = folder.path() / "absolute.csv";
+  write_text(relative, "path,label\n./in/a.png,x\nb.png,y\n");
+  write_text(absolute, "path,label\n" + (folder.path() / "./in/a.png").string() + ",x\n" +
+                           (folder.path() / "b.png").string() + ",y\n");
+  for (const fs::path& list : {relative, absolute}) {
+    for (const fs::path& called : {list, fs::proximate(list), list.parent_path() / "in/.." / list.filename()}) {
+      const Dataset dataset = open_dataset(called);
+      EXPECT_EQ(dataset.train.name(0), "./in/a.png") << called;
+      EXPECT_EQ(dataset.train.name(1), "b.png") << called;
+      EXPECT_EQ(dataset.fingerprint(), "67f357988b7c383c") << called;  // what runs have stored
+      EXPECT_NO_THROW(dataset.train.decode(1));
+    }
+  }
+}
+
+TEST(Manifest, AFolderWhoseNameOnlyBeginsTheSameIsElsewhere) {
+  const TemporaryFolder folder;
+  write_image(folder.path() / "set_too/a.png", noise(2, 2, 1));
+  const fs::path image = folder.path() / "set_too/a.png";
+  write_text(folder.path() / "set/list.csv", "path,label\n" + image.string() + ",x\n");
+  EXPECT_EQ("/" + open_dataset(folder.path() / "set/list.csv").train.name(0), image.string());
+}
+
+TEST(Manifest, CopiesOfAnImageStayTogether) {
+  const TemporaryFolder folder;
+  std::string text = "path,label\n";
+  for (int i = 0; i < 20; ++i) {
+    const std::string name = std::to_string(i) + ".png";
+    write_image(folder.path() / name, noise(2, 2, 1));
+    for (const char* spelling : {"", "./", "../"}) {
+      const std::string above = *spelling == '.' && spelling[1] == '.' ? folder.path().filename().string() + "/" : "";
+      text += spelling + above + name + (i % 2 == 0 ? ",x\n" : ",y\n");
+    }
+  }
+  write_text(folder.path() / "list.csv", text);
+  const Dataset dataset = open_dataset(folder.path() / "list.csv", {.held_out = 0.2});
+  EXPECT_EQ(dataset.train.size(), 48);
+  EXPECT_EQ(dataset.val.class_counts(), (std::vector<std::int64_t>{6, 6}));
+  for (const std::string& path : paths(dataset.val)) EXPECT_FALSE(paths(dataset.train).contains(path)) << path;
+  ASSERT_EQ(dataset.notes.size(), 2u);
+  EXPECT_TRUE(contains(dataset.notes[0], "40 rows of '")) << dataset.notes[0];
+  EXPECT_TRUE(contains(dataset.notes[0], "repeat images")) << dataset.notes[0];
+}
+
+TEST(Manifest, AnImageHasOneLabelAndOneSplit) {
+  const TemporaryFolder folder;
+  write_image(folder.path() / "a.png", noise(2, 2, 1));
+  write_image(folder.path() / "b.png", noise(2, 2, 2));
+  const fs::path list = folder.path() / "list.csv";
+  write_text(list, "path,label\na.png,x\nb.png,y\n./a.png,y\n");
+  EXPECT_TRUE(contains(opening_error(list), "line 4: './a.png' has label 'y', but 'x' on line 2: keep one"))
+      << opening_error(list);
+  write_text(list, "path,label,split\na.png,x,train\nb.png,x,val\na.png,x,test\n");
+  EXPECT_TRUE(contains(opening_error(list), "line 4: 'a.png' is in test, but in train on line 2: keep one"))
+      << opening_error(list);
+}
+
+TEST(Manifest, QuotesMayFollowBlanksAndLinesEndInAnyWay) {
+  const TemporaryFolder folder;
+  for (const char* name : {"a.png", "b.png", "c.png"}) write_image(folder.path() / name, noise(2, 2, 1));
+  const fs::path list = folder.path() / "list.csv";
+  write_text(list, "path, \"label\"\na.png, \"cat\"\nb.png,\t\"a, \"\"b\"\"\"\n");
+  EXPECT_EQ(open_dataset(list).classes, (std::vector<std::string>{"a, \"b\"", "cat"}));
+  write_text(list, "path,label\ra.png,\"cat\"\r\rb.png,dog\rc.png,\r");
+  EXPECT_TRUE(contains(opening_error(list), "line 5: label is missing")) << opening_error(list);
+  write_text(list, "path,label\ra.png,\"cat\"\r\nb.png,dog\nc.png,cat\r");
+  EXPECT_EQ(open_dataset(list, {.held_out = 0}).train.labels(), (std::vector<std::int64_t>{0, 1, 0}));
 }
 
 TEST(Manifest, NamesTheLineThatIsWrong) {

@@ -393,6 +393,41 @@ TEST(DecodeWebp, LaysTransparencyOnWhite) {
   WebPFree(buffer);
   EXPECT_EQ(decode_image(bytes, "webp").pixels, (Bytes{10, 20, 30, 255, 255, 255}));
 }
+
+Bytes webp_chunk(const char* letters, const Bytes& content) {
+  Bytes chunk(letters, letters + 4);
+  for (int i = 0; i < 4; ++i) chunk.push_back(static_cast<std::uint8_t>(content.size() >> 8 * i));
+  chunk.insert(chunk.end(), content.begin(), content.end());
+  if (content.size() % 2 != 0) chunk.push_back(0);
+  return chunk;
+}
+
+// The extended format: the picture's own chunk between one for the features and one for EXIF.
+Bytes with_exif(const Bytes& webp, std::uint8_t width, std::uint8_t height, const Bytes& block) {
+  const auto low = [](std::uint8_t side) { return static_cast<std::uint8_t>(side - 1); };
+  Bytes content = {'W', 'E', 'B', 'P'};
+  const auto add = [&](const Bytes& bytes) { content.insert(content.end(), bytes.begin(), bytes.end()); };
+  add(webp_chunk("VP8X", {8, 0, 0, 0, low(width), 0, 0, low(height), 0, 0}));
+  add(Bytes(webp.begin() + 12, webp.end()));
+  add(webp_chunk("EXIF", block));
+  return webp_chunk("RIFF", content);
+}
+
+// Some programs put the six bytes into a WebP file that belong in front of the block in a JPEG file.
+TEST(Orientation, IsReadFromWebpWithAndWithoutThePrefixOfJpeg) {
+  const Image image = noise(3, 2, 5);
+  std::uint8_t* buffer = nullptr;
+  const std::size_t size = WebPEncodeLosslessRGB(image.pixels.data(), 3, 2, 9, &buffer);
+  const Bytes bytes(buffer, buffer + size);
+  WebPFree(buffer);
+  const Image turned = decode_image(make_png(3, 2, image.pixels, {.tiff = exif(6, true)}), "png");
+  Bytes block = exif(6, true);
+  EXPECT_EQ(decode_image(with_exif(bytes, 3, 2, block), "webp"), turned);
+  const Bytes prefix = {'E', 'x', 'i', 'f', 0, 0};
+  block.insert(block.begin(), prefix.begin(), prefix.end());
+  EXPECT_EQ(decode_image(with_exif(bytes, 3, 2, block), "webp"), turned);
+  EXPECT_EQ(decode_image(with_exif(bytes, 3, 2, prefix), "webp"), image);
+}
 #endif
 
 }  // namespace

@@ -152,5 +152,10 @@ TEST(Sampler, BalancedDrawsEveryClassEquallyOften) {
   EXPECT_THROW(Sampler(1000, {.balanced = true, .batch = 10}), Error);
 }
 
+TEST(Sampler, RepeatsLeaveABatchWhereThereIsOne) {
+  EXPECT_EQ(Sampler(314, {.repeats = 3, .batch = 300}).batches(), 1);
+  EXPECT_EQ(Sampler(314, {.repeats = 3, .batch = 100}).batches(), 2);  // of 256
+}
+
 }  // namespace
 }  // namespace violin::data

@@ -34,6 +34,20 @@ TEST(Predictions, ComparisonCountsAndTests) {
   EXPECT_NEAR(many.p, 0.0032, 1e-4);
 }
 
+TEST(Predictions, AnImageMayBeListedTwice) {
+  const auto repeated = [](std::vector<train::Prediction> rows) {
+    rows[2].image = rows[0].image;
+    return rows;
+  };
+  const train::Comparison twice = train::compare(repeated(rows("1100")), repeated(rows("1010")));
+  EXPECT_EQ(twice.both, 1);
+  EXPECT_EQ(twice.only_first, 1);
+  EXPECT_EQ(twice.only_second, 1);
+  EXPECT_EQ(twice.neither, 1);
+  EXPECT_THROW(train::compare(repeated(rows("1100")), rows("1100")), Error);
+  EXPECT_THROW(train::compare(rows("1100"), repeated(rows("1100"))), Error);
+}
+
 TEST(Predictions, FilesRoundTripAndMistakesAreNamed) {
   const TemporaryFolder folder;
   const std::filesystem::path file = folder.path() / "predictions.csv";

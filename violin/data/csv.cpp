@@ -1,5 +1,7 @@
 #include "violin/data/csv.h"
 
+#include <algorithm>
+
 #include "violin/error.h"
 
 namespace violin::data {
@@ -12,7 +14,7 @@ namespace {
 }  // namespace
 
 bool CsvReader::next(std::vector<std::string>& fields) {
-  while (at_ < text_.size() && (text_[at_] == '\n' || text_[at_] == '\r')) line_ += text_[at_++] == '\n' ? 1 : 0;
+  for (; at_ < text_.size() && (text_[at_] == '\n' || text_[at_] == '\r'); ++at_) line_ += line_ends() ? 1 : 0;
   if (at_ >= text_.size()) return false;
   fields.clear();
   begins_ = line_;
@@ -22,14 +24,20 @@ bool CsvReader::next(std::vector<std::string>& fields) {
       ++at_;
       continue;
     }
-    if (at_ < text_.size() && text_[at_] == '\r') ++at_;
-    if (at_ < text_.size() && text_[at_] != '\n') fail(name_, line_, "text after a closing quote");
+    if (at_ < text_.size() && text_[at_] != '\n' && text_[at_] != '\r')
+      fail(name_, line_, "text after a closing quote");
     return true;
   }
 }
 
+bool CsvReader::line_ends() const {
+  return text_[at_] == '\n' || (text_[at_] == '\r' && !text_.substr(at_ + 1).starts_with('\n'));
+}
+
 std::string CsvReader::field() {
   std::string value;
+  const std::size_t begin = std::min(text_.find_first_not_of(" \t", at_), text_.size());
+  if (text_.substr(begin).starts_with('"')) at_ = begin;
   if (at_ >= text_.size() || text_[at_] != '"') {
     while (at_ < text_.size() && text_[at_] != ',' && text_[at_] != '\n' && text_[at_] != '\r') value += text_[at_++];
     return value;
@@ -38,7 +46,7 @@ std::string CsvReader::field() {
     if (at_ >= text_.size()) fail(name_, begins_, "a quote is not closed");
     if (text_[at_] == '"' && (at_ + 1 >= text_.size() || text_[at_ + 1] != '"')) break;
     if (text_[at_] == '"') ++at_;
-    if (text_[at_] == '\n') ++line_;
+    if (line_ends()) ++line_;
     value += text_[at_];
   }
   ++at_;

@@ -1,4 +1,5 @@
-// Comma-separated values with quotes as in RFC 4180.
+// Comma-separated values with quotes as in RFC 4180. Blanks before a quote are passed over, and lines may end with LF,
+// CR LF or CR.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +22,7 @@ class CsvReader {
 
  private:
   std::string field();
+  bool line_ends() const;  // here; of CR LF, at LF
 
   std::string_view text_;
   std::filesystem::path name_;

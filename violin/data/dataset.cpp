@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <span>
@@ -19,8 +20,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string_view below(const std::filesystem::path& root, std::string_view path) {
-  if (!root.empty() && path.starts_with(root.native())) path.remove_prefix(root.native().size());
+// A folder whose name only begins like the root's does not lie below it.
+std::string_view below(const fs::path& root, std::string_view path) {
+  const std::string_view prefix = root.native();
+  if (path.starts_with(prefix) && (prefix.ends_with('/') || path.substr(prefix.size()).starts_with('/'))) {
+    path.remove_prefix(prefix.size());
+  }
   while (path.starts_with('/')) path.remove_prefix(1);
   return path;
 }
@@ -53,7 +58,22 @@ std::vector<std::vector<std::int64_t>> by_class(const std::vector<Sample>& sampl
   return members;
 }
 
-void shuffle(std::vector<std::int64_t>& values, Random& random) {
+// `positions` in groups of the same image: where a manifest lists one several times, its copies belong together.
+std::vector<std::vector<std::int64_t>> by_image(const std::vector<Sample>& samples,
+                                                const std::vector<std::int64_t>& positions) {
+  std::vector<std::vector<std::int64_t>> images;
+  std::map<std::pair<std::string_view, std::int64_t>, std::size_t> seen;
+  for (const std::int64_t position : positions) {
+    const Sample& sample = samples[static_cast<std::size_t>(position)];
+    const auto [image, fresh] = seen.try_emplace({sample.path, sample.record}, images.size());
+    if (fresh) images.emplace_back();
+    images[image->second].push_back(position);
+  }
+  return images;
+}
+
+template <typename T>
+void shuffle(std::vector<T>& values, Random& random) {
   for (std::int64_t i = std::ssize(values) - 1; i > 0; --i) {
     std::swap(values[static_cast<std::size_t>(i)], values[static_cast<std::size_t>(random.below(i + 1))]);
   }
@@ -173,17 +193,21 @@ SampleSet SampleSet::limited(std::int64_t count, std::uint64_t seed) const {
 }
 
 std::pair<SampleSet, SampleSet> SampleSet::split(double share, std::uint64_t seed) const {
-  auto members = by_class(samples_, classes_);
+  const auto members = by_class(samples_, classes_);
   std::vector<std::int64_t> rest;
   std::vector<std::int64_t> taken;
   for (std::size_t c = 0; c < members.size(); ++c) {
     Random random(seed, Purpose::kHoldOut, {static_cast<std::int64_t>(c)});
-    shuffle(members[c], random);
-    const std::int64_t size = std::ssize(members[c]);
+    auto images = by_image(samples_, members[c]);
+    shuffle(images, random);
+    const std::int64_t size = std::ssize(images);
     const std::int64_t wanted = std::llround(static_cast<double>(size) * share);
     const std::int64_t count = size < 2 ? 0 : std::clamp<std::int64_t>(wanted, 1, size - 1);
-    taken.insert(taken.end(), members[c].begin(), members[c].begin() + count);
-    rest.insert(rest.end(), members[c].begin() + count, members[c].end());
+    for (std::int64_t i = 0; i < size; ++i) {
+      const auto& copies = images[static_cast<std::size_t>(i)];
+      auto& part = i < count ? taken : rest;
+      part.insert(part.end(), copies.begin(), copies.end());
+    }
   }
   std::sort(rest.begin(), rest.end());
   std::sort(taken.begin(), taken.end());

@@ -3,7 +3,8 @@
 //                   folder of classes, DIR/<class>/…
 //   CIFAR           the binary files of CIFAR-10 (data_batch_*.bin, test_batch.bin, batches.meta.txt) and of CIFAR-100
 //                   (train.bin, test.bin, fine_label_names.txt)
-//   a manifest      CSV or JSON lines with path, label and optionally split; paths are relative to the manifest
+//   a manifest      CSV or JSON lines with path, label and optionally split; paths are relative to the manifest.
+//                   An image may be listed several times, with one label and in one split
 // Nothing here depends on the order in which a file system lists its entries: classes and files are sorted.
 #pragma once
 
@@ -59,7 +60,8 @@ class SampleSet {
   // all of them when `count` is 0 or larger than the set. The order of the set is kept.
   SampleSet limited(std::int64_t count, std::uint64_t seed) const;
 
-  // A stratified share: (the rest, the share). Every class with two images or more leaves at least one in each part.
+  // A stratified share: (the rest, the share). Every class with two images or more leaves at least one in each part;
+  // an image that is listed several times is in one part with all its copies.
   std::pair<SampleSet, SampleSet> split(double share, std::uint64_t seed) const;
 
   // The images of both, this one's first: all data again after a rate was chosen on a share of it.

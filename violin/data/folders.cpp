@@ -27,6 +27,16 @@ bool named_like_image(const fs::path& path) {
   return extension == ".jpg" || extension == ".jpeg" || extension == ".png" || extension == ".webp";
 }
 
+// A pipe or a device would be waited for; a link that leads nowhere is a broken image.
+bool is_image(const fs::path& entry, const fs::file_status& status) {
+  const bool readable = !fs::exists(status) || fs::is_regular_file(status);
+  return readable && (named_like_image(entry) || is_image_file(entry));
+}
+
+void add(OtherFiles& files, const std::string& name) {
+  if (files.count++ == 0) files.first = name;
+}
+
 void collect(const fs::path& folder, int depth, std::vector<std::string>& files, OtherFiles& others) {
   if (depth > kMaxDepth)
     throw Error("folders below '" + folder.string() + "' are nested too deeply: a link leads back?");
@@ -37,12 +47,10 @@ void collect(const fs::path& folder, int depth, std::vector<std::string>& files,
       collect(entry, depth + 1, files, others);
       continue;
     }
-    // A pipe or a device would be waited for; a link that leads nowhere is a broken image.
-    const bool readable = !fs::exists(status) || fs::is_regular_file(status);
-    if (readable && (named_like_image(entry) || is_image_file(entry))) {
+    if (is_image(entry, status)) {
       files.push_back(entry.string());
-    } else if (others.count++ == 0) {
-      others.first = entry.string();
+    } else {
+      add(others, entry.string());
     }
   }
 }
@@ -54,6 +62,15 @@ std::vector<fs::path> folders_in(const fs::path& folder) {
     return !fs::is_directory(entry, error);
   });
   return folders;
+}
+
+// Images that lie beside folders, where no class is theirs.
+void count_strays(const fs::path& folder, OtherFiles& strays) {
+  for (const fs::path& entry : sorted_entries(folder)) {
+    std::error_code error;
+    const fs::file_status status = fs::status(entry, error);
+    if (!fs::is_directory(status) && is_image(entry, status)) add(strays, entry.string());
+  }
 }
 
 // "'a', 'b' and 3 more"
@@ -148,7 +165,8 @@ std::optional<std::string> split_of(std::string_view given) {
 Dataset open_folders(const fs::path& path, const DatasetOptions& options) {
   const auto source = std::make_shared<FileSource>(options.limits);
   Dataset dataset;
-  OtherFiles others;
+  OtherFiles others, strays;
+  count_strays(path, strays);
   std::map<std::string, fs::path> splits;
   std::vector<std::string> left_out;
   const std::vector<fs::path> folders = folders_in(path);
@@ -174,7 +192,10 @@ Dataset open_folders(const fs::path& path, const DatasetOptions& options) {
   } else {
     dataset.layout = Layout::kSplitFolders;
     std::map<std::string, Classes> read;
-    for (const auto& [split, folder] : splits) read[split] = read_classes(folder, others);
+    for (const auto& [split, folder] : splits) {
+      read[split] = read_classes(folder, others);
+      count_strays(folder, strays);
+    }
     // Without train there is only something to evaluate, and its classes are all there are.
     if (const auto train = read.find("train"); train != read.end()) {
       dataset.classes = train->second.names;
@@ -193,6 +214,10 @@ Dataset open_folders(const fs::path& path, const DatasetOptions& options) {
     if (!left_out.empty()) {
       dataset.notes.push_back("folders beside the splits of '" + path.string() + "' left out: " + listed(left_out));
     }
+  }
+  if (strays.count > 0) {
+    dataset.notes.push_back(std::to_string(strays.count) + (strays.count == 1 ? " image" : " images") +
+                            " beside the class folders left out, the first '" + strays.first + "'");
   }
   if (others.count > 0) {
     dataset.notes.push_back(std::to_string(others.count) +

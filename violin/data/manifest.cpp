@@ -88,6 +88,18 @@ std::vector<Entry> read_json_lines(std::string_view text, const fs::path& name) 
   return entries;
 }
 
+// An image that is listed twice must not be learned as two classes, nor be trained on and evaluated.
+void check_same(const fs::path& manifest, const Entry& first, const Entry& again) {
+  const std::string remedy = " on line " + std::to_string(first.line) + ": keep one";
+  if (again.label != first.label) {
+    fail(manifest, again.line,
+         "'" + again.path + "' has label '" + again.label + "', but '" + first.label + "'" + remedy);
+  }
+  if (again.split != first.split) {
+    fail(manifest, again.line, "'" + again.path + "' is in " + again.split + ", but in " + first.split + remedy);
+  }
+}
+
 // Labels that are all whole numbers are ordered as numbers: 2 before 10.
 std::vector<std::string> class_names(const std::set<std::string>& labels) {
   std::vector<std::string> names(labels.begin(), labels.end());
@@ -134,15 +146,24 @@ Dataset open_manifest(const fs::path& path, const DatasetOptions& options) {
   std::map<std::string, std::int64_t> labels;
   for (const std::string& name : dataset.classes) labels.emplace(name, std::ssize(labels));
 
-  const fs::path folder = path.parent_path();
+  // The same whether the manifest was given relative to the working folder or, as when a run is resumed, absolute.
+  const fs::path folder = fs::absolute(path).lexically_normal().parent_path();
   std::map<std::string, std::vector<Sample>> samples;
+  std::map<std::string, const Entry*> listed;  // by file, where it came first
   for (const Entry& entry : entries) {
     const auto label = labels.find(entry.label);
     if (label == labels.end()) fail(path, entry.line, "class '" + entry.label + "' does not occur in train");
     const fs::path file = folder / entry.path;
     std::error_code error;
     if (!fs::is_regular_file(file, error)) fail(path, entry.line, "no file '" + file.string() + "'");
-    samples[entry.split].push_back({file.string(), -1, label->second});
+    const Entry& first = *listed.try_emplace(file.lexically_normal().string(), &entry).first->second;
+    check_same(path, first, entry);
+    // Copies take the first one's spelling, so that they are known to be one image.
+    samples[entry.split].push_back({(folder / first.path).string(), -1, label->second});
+  }
+  if (const std::size_t repeated = entries.size() - listed.size(); repeated > 0) {
+    dataset.notes.push_back(std::to_string(repeated) + (repeated == 1 ? " row" : " rows") + " of '" + path.string() +
+                            "' repeat images; what is held out is held out with all its copies");
   }
   const auto source = std::make_shared<FileSource>(options.limits);
   const auto set = [&](const char* split) {

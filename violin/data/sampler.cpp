@@ -37,14 +37,12 @@ Sampler::Sampler(std::int64_t size, const SamplerOptions& options, const std::ve
 }
 
 // Repeated augmentation sees as many picks per epoch as there are images, rounded down to a multiple of 256 as DeiT
-// does.
+// does where that leaves a batch.
 std::int64_t Sampler::global_picks() const {
   std::int64_t picks = size_;
-  if (options_.repeats > 1 && size_ >= 256) picks = size_ / 256 * 256;
-  if (options_.drop_last) {
-    const std::int64_t together = options_.batch * options_.world;
-    picks = picks / together * together;
-  }
+  const std::int64_t together = options_.batch * options_.world;
+  if (options_.repeats > 1 && size_ / 256 * 256 >= together) picks = size_ / 256 * 256;
+  if (options_.drop_last) picks = picks / together * together;
   return picks;
 }
 

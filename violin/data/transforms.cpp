@@ -17,7 +17,8 @@ std::int64_t rounded(double value) {
 }
 
 void check_size(std::int64_t size) {
-  if (size < 1 || size > 4096) throw Error("image size " + std::to_string(size) + ": choose 1 to 4096 pixels");
+  if (size < 1 || size > kLargestSize)
+    throw Error("image size " + std::to_string(size) + ": choose 1 to " + std::to_string(kLargestSize) + " pixels");
 }
 
 void check_share(double value, const char* what) {
@@ -46,7 +47,7 @@ Normalisation parse_statistics(std::string_view name) {
 TrainOptions deit_augmentation(std::int64_t size, const Normalisation& normalisation) {
   TrainOptions options;
   options.size = size;
-  if (size <= 32) options.crop = TrainCrop::kPadded;
+  if (size <= kSmallImage) options.crop = TrainCrop::kPadded;
   options.rand_augment = "rand-m9-mstd0.5-inc1";
   options.erase = 0.25;
   options.normalisation = normalisation;

@@ -69,6 +69,8 @@ struct TrainOptions {
 
 // The augmentation of DeiT: random resized crop (padded crop at 32 pixels and below), flip, RandAugment
 // m9-mstd0.5-inc1, erasing 0.25.
+constexpr std::int64_t kSmallImage = 32;     // pixels up to which images are shifted, not cropped and scaled
+constexpr std::int64_t kLargestSize = 4096;  // pixels
 TrainOptions deit_augmentation(std::int64_t size, const Normalisation& normalisation = kImageNetStatistics);
 
 class Transform {

@@ -25,7 +25,13 @@ int orientation_of(std::span<const std::uint8_t> bytes) {
   while (rest.size() >= 8) {
     const std::uint64_t size = rest[4] | rest[5] << 8 | rest[6] << 16 | std::uint64_t{rest[7]} << 24;
     if (size > rest.size() - 8) break;
-    if (std::memcmp(rest.data(), "EXIF", 4) == 0) return exif_orientation(rest.subspan(8, size));
+    if (std::memcmp(rest.data(), "EXIF", 4) == 0) {
+      // Some programs leave the six bytes in front of the TIFF block that only JPEG has.
+      constexpr char kExif[] = "Exif\0";
+      const std::span<const std::uint8_t> block = rest.subspan(8, size);
+      const bool prefixed = size >= sizeof kExif && std::memcmp(block.data(), kExif, sizeof kExif) == 0;
+      return exif_orientation(prefixed ? block.subspan(sizeof kExif) : block);
+    }
     rest = rest.subspan(std::min<std::uint64_t>(8 + size + size % 2, rest.size()));
   }
   return 1;

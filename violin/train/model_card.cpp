@@ -4,6 +4,15 @@
 #include "violin/version.h"
 
 namespace violin::train {
+namespace {
+
+// Of "photos/" too.
+std::string last_name(const std::filesystem::path& path) {
+  const std::filesystem::path whole = std::filesystem::absolute(path).lexically_normal();
+  return (whole.has_filename() ? whole : whole.parent_path()).filename().string();
+}
+
+}  // namespace
 
 std::string model_card(const Task& task, const data::Dataset& dataset, const Outcome& outcome) {
   std::string card = "# " + std::to_string(task.classes.size()) + "-class image classifier\n\n";
@@ -14,15 +23,16 @@ std::string model_card(const Task& task, const data::Dataset& dataset, const Out
   card += "Trained by `violin " + task.command + "` (violin " + version() +
           "). Weights: " + (outcome.best_epoch >= 0 ? "`best/model.safetensors`, the best epoch on val; " : "") +
           "`last/model.safetensors`, the last one. They carry preprocessing and class names.\n\n| | |\n|---|---|\n";
-  line("data", "`" + task.data.filename().string() + "`, " + std::to_string(dataset.train.size()) + " training images" +
+  line("data", "`" + last_name(task.data) + "`, " + std::to_string(dataset.train.size()) + " training images" +
                    (dataset.held_out ? ", val held out of them" : ""));
   line("model", "ViT, width " + std::to_string(task.model.embed_dim) + ", " + std::to_string(task.model.depth) +
                     " blocks, " + std::to_string(task.model.num_heads) + " heads, patch " +
                     nn::to_string(task.model.patch_size) + ", " + std::to_string(task.preprocessing.size) + " px");
-  line("mask", task.model.violin ? task.model.violin->curves + ", " + task.model.violin->strategy + ", init " +
+  const auto curves = [](const nn::MaskConfig& mask) { return mask.curves.empty() ? "alpha alone" : mask.curves; };
+  line("mask", task.model.violin ? curves(*task.model.violin) + ", " + task.model.violin->strategy + ", init " +
                                        task.model.violin->init
                                  : "none");
-  line("started from", task.weights.empty() ? "scratch" : "`" + task.weights.filename().string() + "`");
+  line("started from", task.weights.empty() ? "scratch" : "`" + last_name(task.weights) + "`");
   line("recipe", task.options.recipe + ", " + std::to_string(outcome.epochs) + " epochs, batch " +
                      std::to_string(task.options.batch_size) + ", seed " + std::to_string(task.options.seed));
   if (outcome.best_epoch >= 0)

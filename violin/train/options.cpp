@@ -7,6 +7,8 @@
 #include <type_traits>
 
 #include "violin/curves/text.h"
+#include "violin/data/augment.h"
+#include "violin/data/transforms.h"
 #include "violin/error.h"
 #include "violin/nn/json_text.h"
 #include "violin/number_text.h"
@@ -203,7 +205,9 @@ void check(const Options& o) {
           "an adapter beside it (adapter: lora or dora)");
   within("rank", o.rank, 1, 65536);
   require(o.adapter_alpha > 0, "adapter_alpha", o.adapter_alpha, "above 0");
-  require(o.img_size >= 0 && o.img_size <= 8192, "img_size", o.img_size, "0 or pixels up to 8192");
+  require(o.img_size >= 0 && o.img_size <= data::kLargestSize, "img_size", o.img_size,
+          "0 or pixels up to " + std::to_string(data::kLargestSize));
+  if (!o.rand_augment.empty() && o.rand_augment != "none") data::parse_rand_augment(o.rand_augment);
   one_of("crop", o.crop, {"auto", "resized", "padded", "centre", "squash"});
   require(o.min_scale > 0 && o.min_scale <= 1, "min_scale", o.min_scale, "above 0 and at most 1");
   share("flip", o.flip);

@@ -73,19 +73,21 @@ std::vector<Prediction> read_predictions(const std::filesystem::path& file) {
 }
 
 Comparison compare(const std::vector<Prediction>& first, const std::vector<Prediction>& second) {
-  std::map<std::string_view, const Prediction*> others;
-  for (const Prediction& row : second) others[row.image] = &row;
-  if (first.size() != second.size() || others.size() != second.size())
+  // An image that is listed several times is compared in the order of its rows, which a multimap keeps.
+  std::multimap<std::string_view, const Prediction*> others;
+  for (const Prediction& row : second) others.emplace(row.image, &row);
+  if (first.size() != second.size())
     throw Error("the models were evaluated on " + std::to_string(first.size()) + " and " +
                 std::to_string(second.size()) + " images; only the same images can be compared");
   Comparison result;
   for (const Prediction& row : first) {
-    const auto other = others.find(row.image);
-    if (other == others.end() || other->second->label != row.label)
+    const auto other = others.lower_bound(row.image);
+    if (other == others.end() || other->first != row.image || other->second->label != row.label)
       throw Error("image '" + row.image + "' of class '" + row.label +
                   "' is not among the other model's; only the same images can be compared");
     const bool one = row.right(), two = other->second->right();
     ++(one && two ? result.both : one ? result.only_first : two ? result.only_second : result.neither);
+    others.erase(other);
   }
   const std::int64_t apart = result.only_first + result.only_second;
   if (apart > 0) result.p = two_sided(std::min(result.only_first, result.only_second), apart);

@@ -60,14 +60,17 @@ void or_error(const std::string& what, const Work& work) {
 
 }  // namespace
 
+bool is_run_config(const json& config) {
+  // Models from elsewhere have a config.json too; these keys every run has written since the first.
+  return config.is_object() && config.contains("command") && config.contains("fingerprint") &&
+         config.contains("options") && config.contains("classes");
+}
+
 bool is_run_folder(const fs::path& path) {
   std::error_code ignored;
   if (!fs::is_regular_file(path / "config.json", ignored)) return false;
   try {
-    // Models from elsewhere have a config.json too; these keys every run has written since the first.
-    const json config = read_json_file(path / "config.json");
-    return config.is_object() && config.contains("command") && config.contains("fingerprint") &&
-           config.contains("options") && config.contains("classes");
+    return is_run_config(read_json_file(path / "config.json"));
   } catch (const Error&) {
     return false;
   }
@@ -128,6 +131,11 @@ RunFolder::RunFolder(fs::path path, Mode mode) : path_(std::move(path)) {
 
 RunFolder::~RunFolder() {
   if (lock_ >= 0) ::close(lock_);
+}
+
+void RunFolder::discard() const {
+  std::error_code ignored;
+  for (const char* name : kFiles) fs::remove_all(path_ / name, ignored);
 }
 
 void RunFolder::recover() const {

@@ -50,6 +50,8 @@ class RunFolder {
   // weights are no longer needed.
   void replace_last(const std::function<void(const std::filesystem::path& folder)>& fill) const;
   bool has_checkpoint() const;
+  // Removes the files of the run.
+  void discard() const;
 
  private:
   void recover() const;
@@ -64,7 +66,8 @@ class RunFolder {
 // long.
 void check_run_folder(const std::filesystem::path& path, RunFolder::Mode mode);
 
-// True for a folder whose config.json is that of a run.
+// True for the config.json of a run, and for a folder that has one.
+bool is_run_config(const nlohmann::json& config);
 bool is_run_folder(const std::filesystem::path& path);
 nlohmann::json read_json_file(const std::filesystem::path& path);
 // The objects of log.jsonl; a last line that a kill cut off is left out.

@@ -19,7 +19,7 @@ constexpr std::int64_t kSmallImage = 32;
 data::EvalOptions fresh_preprocessing(const Options& options, const nn::ModelConfig& model, data::Layout layout) {
   data::EvalOptions result;
   result.size = model.img_size.height;
-  const bool small = result.size <= 64;
+  const bool small = result.size <= data::kSmallImage;
   result.crop_pct = small || result.size >= 384 ? 1 : 0.9;
   if (options.statistics != "auto") {
     result.normalisation = data::parse_statistics(options.statistics);
@@ -69,6 +69,7 @@ nlohmann::ordered_json to_json(const Task& task) {
           {"data", std::filesystem::absolute(task.data).lexically_normal().string()},
           {"fingerprint", task.fingerprint},
           {"weights", task.weights.empty() ? "" : std::filesystem::absolute(task.weights).lexically_normal().string()},
+          {"branch", task.branch},
           {"options", to_json(task.options)},
           {"peak_lr", task.options.peak_lr()},
           {"model", nn::to_json(task.model)},
@@ -82,6 +83,7 @@ Task task_from_json(const json& object) {
     task.command = object.at("command").get<std::string>();
     task.data = object.at("data").get<std::string>();
     task.weights = object.at("weights").get<std::string>();
+    task.branch = object.value("branch", "");
     task.fingerprint = object.at("fingerprint").get<std::string>();
     task.classes = object.at("classes").get<std::vector<std::string>>();
     merge_json(object.at("options"), task.options);
@@ -101,6 +103,7 @@ Prepared prepare(const Request& request) {
   task.command = request.command;
   task.data = request.data;
   task.weights = request.weights;
+  task.branch = request.branch;
   task.options = request.options;
   prepared.dataset = open_data(request.data, request.options);
   const data::Dataset& dataset = prepared.dataset;
@@ -150,12 +153,16 @@ Prepared prepare(const Request& request) {
       prepared.model->plug(*request.mask, options.seed);
   }
   nn::VisionTransformer& model = *prepared.model;
+  if (model.config().in_chans != 3)
+    throw Error("training takes images of 3 channels; the model's have " + std::to_string(model.config().in_chans));
   if (model.config().img_size.height != model.config().img_size.width)
     throw Error("training takes square images; the model's are " + nn::to_string(model.config().img_size));
   task.preprocessing.size = model.config().img_size.height;
   if (options.crop == "squash") {
     task.preprocessing.crop = data::EvalCrop::kSquash;
     task.preprocessing.crop_pct = 1;
+  } else if (options.crop == "centre") {
+    task.preprocessing.crop = data::EvalCrop::kCentre;  // whatever the weights were trained with
   }
   model.set_drop_path_rate(options.drop_path);
   model.set_drop_rate(options.drop);
@@ -183,7 +190,7 @@ data::TrainOptions train_transform(const Options& options, const data::EvalOptio
   result.interpolation = preprocessing.interpolation;
   std::string crop = options.crop;
   if (crop == "auto") {
-    const bool small = result.size <= 64 && first.width == result.size && first.height == result.size;
+    const bool small = result.size <= data::kSmallImage && first.width == result.size && first.height == result.size;
     crop = small ? "padded" : "resized";
   }
   result.crop = crop == "padded"    ? data::TrainCrop::kPadded

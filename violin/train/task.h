@@ -31,6 +31,7 @@ struct Task {
   std::string command;
   std::filesystem::path data;
   std::filesystem::path weights;
+  std::string branch;  // of the weights file
   Options options;
   nn::ModelConfig model;            // what is trained, complete
   data::EvalOptions preprocessing;  // travels with the weights

@@ -441,9 +441,8 @@ void Trainer::end_epoch(double epoch_seconds, std::int64_t epoch_images) {
     }
   }
   if (options_.listener != nullptr) {
-    const std::vector<data::BadImage> bad = loader_->bad_images();
-    for (; reported_bad_ < bad.size(); ++reported_bad_)
-      options_.listener->on_message("skipped a bad image: " + bad[reported_bad_].message);
+    for (const data::BadImage& bad : loader_->bad_images())
+      if (reported_bad_.insert(bad.name).second) options_.listener->on_message("skipped a bad image: " + bad.message);
     options_.listener->on_epoch(
         {epoch, o.epochs, train_loss_, rate_at(state_.step - 1), speed, val, best, seconds_now()});
   }

@@ -155,11 +155,11 @@ class Trainer {
   nn::Model average_model_;                     // where an average is kept
   std::vector<at::Tensor> average_, averaged_;  // its weights and what they follow
   at::Tensor class_weights_;
-  at::Tensor loss_sum_, norm_sum_, bad_;  // on the device since the last collect()
-  bool stop_wished_ = false;              // by any process, in the last step
-  std::int64_t steps_now_ = 0;            // of this call
-  std::size_t reported_bad_ = 0;
-  std::set<std::string> reported_splits_;
+  at::Tensor loss_sum_, norm_sum_, bad_;   // on the device since the last collect()
+  bool stop_wished_ = false;               // by any process, in the last step
+  std::int64_t steps_now_ = 0;             // of this call
+  std::set<std::string> reported_bad_;     // images of train
+  std::set<std::string> reported_splits_;  // whose images were named
   State state_;
   std::optional<Metrics> val_;
   double train_loss_ = 0;
