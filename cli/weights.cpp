@@ -6,6 +6,7 @@
 #include "cli/common.h"
 #include "violin/checkpoint/message.h"
 #include "violin/data/file.h"
+#include "violin/nn/json_text.h"
 #include "violin/nn/registry.h"
 
 namespace violin::cli {
@@ -55,8 +56,7 @@ nn::Size parse_size(const std::string& option, const std::string& text) {
 }
 
 nn::ModelConfig read_model_config(const std::string& path) {
-  const nlohmann::json json = nlohmann::json::parse(read_text(path), nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded()) throw Error(checkpoint::file_in_quotes(path) + " is not JSON");
+  const nlohmann::json json = nn::parse_json(read_text(path), checkpoint::file_in_quotes(path));
   try {
     return nn::model_from_json(json);
   } catch (const Error& error) {

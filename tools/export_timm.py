@@ -116,7 +116,8 @@ def class_names(model, path):
         if not subset:
             return []
         info = ImageNetInfo(subset)
-        return [info.index_to_description(i) for i in range(model.num_classes)]
+        # The id, which folders of ImageNet are called by, and words: "n01440764 tench, Tinca tinca".
+        return [f"{info.index_to_label_name(i)} {info.index_to_description(i)}" for i in range(model.num_classes)]
     except (ImportError, OSError, ValueError, AttributeError) as error:
         print(f"no class names: {error}", file=sys.stderr)
         return []

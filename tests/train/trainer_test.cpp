@@ -486,6 +486,10 @@ TEST(Evaluate, MatchesClassesByName) {
   EXPECT_TRUE(train::match_classes({"a", "b"}, {"a", "b"}).empty());
   EXPECT_EQ(train::match_classes({"a", "b", "c"}, {"c", "a"}), (std::vector<std::int64_t>{2, 0}));
   EXPECT_THROW(train::match_classes({"a", "b"}, {"x"}), Error);
+  // ImageNet: folders have ids, names begin with them.
+  EXPECT_EQ(train::match_classes({"n01440764 tench", "n01443537 goldfish"}, {"n01443537"}),
+            (std::vector<std::int64_t>{1}));
+  EXPECT_THROW(train::match_classes({"apple pie"}, {"apple"}), Error);
 }
 
 }  // namespace

@@ -6,13 +6,25 @@
 #include "violin/error.h"
 
 namespace violin::train {
+namespace {
+
+// "n01440764", what ImageNet's folders are called.
+bool is_wordnet_id(const std::string& label) {
+  return label.size() == 9 && label[0] == 'n' &&
+         std::all_of(label.begin() + 1, label.end(), [](char c) { return c >= '0' && c <= '9'; });
+}
+
+}  // namespace
 
 std::vector<std::int64_t> match_classes(const std::vector<std::string>& model_classes,
                                         const std::vector<std::string>& labels) {
   if (model_classes.empty() || labels.empty() || model_classes == labels) return {};
   std::vector<std::int64_t> columns;
   for (const std::string& label : labels) {
-    const auto found = std::find(model_classes.begin(), model_classes.end(), label);
+    const auto named = [&](const std::string& name) {
+      return name == label || (is_wordnet_id(label) && name.starts_with(label + " "));
+    };
+    const auto found = std::find_if(model_classes.begin(), model_classes.end(), named);
     if (found == model_classes.end()) {
       throw Error("the images have a class '" + label + "' that the model does not know; it knows " +
                   std::to_string(model_classes.size()) + " classes, the first of them '" + model_classes.front() + "'");

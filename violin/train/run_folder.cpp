@@ -78,9 +78,7 @@ bool is_run_folder(const fs::path& path) {
 
 json read_json_file(const fs::path& path) {
   const Bytes bytes = read_file(path, std::int64_t{256} << 20);
-  json parsed = json::parse(bytes.begin(), bytes.end(), nullptr, false);
-  if (parsed.is_discarded()) throw Error(quoted(path) + " is not JSON");
-  return parsed;
+  return nn::parse_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, quoted(path));
 }
 
 std::vector<json> read_log(const fs::path& run) {
