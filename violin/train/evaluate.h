@@ -54,8 +54,8 @@ class Evaluator {
   std::unique_ptr<data::Loader> loader_;
 };
 
-// Columns for `labels` among `model_classes`, both by name; a WordNet id stands for the name that begins with it. Empty where the lists are equal or one of them is empty;
-// throws violin::Error naming a class that the model does not know.
+// Columns for `labels` among `model_classes`, both by name; a WordNet id stands for the name that begins with it. Empty
+// where the lists are equal or one of them is empty; throws violin::Error naming a class that the model does not know.
 std::vector<std::int64_t> match_classes(const std::vector<std::string>& model_classes,
                                         const std::vector<std::string>& labels);
 
