@@ -12,10 +12,11 @@ it out again.
 from typing import TYPE_CHECKING, Any
 
 from . import _library, curves, ops
+from .config import MaskConfig
 from .errors import Error
 from .layers import Attention, MultiheadAttention
 from .maps import attention_maps
-from .mask import MaskConfig, Tables, ViolinMask
+from .mask import Tables, ViolinMask
 from .plugging import freeze, is_plugged, mask_parameters, masks, param_groups, plug, thaw, unplug
 from .weights import VERSION as __version__
 from .weights import load, load_state, model_config, save, translate

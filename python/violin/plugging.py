@@ -13,9 +13,10 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from .config import MaskConfig
 from .errors import Error
 from .layers import Attention, GridRecorder, MapRequest, MultiheadAttention, PairAttention
-from .mask import MaskConfig, ViolinMask, from_config
+from .mask import ViolinMask, from_config
 
 _PACKED_CHILDREN = {"qkv", "q_norm", "k_norm", "attn_drop", "norm", "gate", "proj", "proj_drop"}
 

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 
 from . import _safetensors
 from . import curves as curve_module
+from .config import MaskConfig
 from .errors import Error
-from .mask import MaskConfig, ViolinMask, longest
+from .mask import ViolinMask, longest
 from .plugging import Structure, find, masks, plug_config, sites, unplug, unwrapped
 
 _INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
