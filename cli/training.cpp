@@ -441,6 +441,7 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
                   " continues");
   };
 
+  bool begun = resuming;  // the folder holds work
   if (train::first_says(*processes, first && !run->has_checkpoint() &&
                                         train::read_json_file(folder / "config.json").value("lr_search", false))) {
     // Every candidate, and a search that was interrupted, begins with the same weights.
@@ -453,6 +454,7 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
     const train::RateSearch search =
         train::search_rate(prepared.task, prepared.dataset, fresh, run.get(), trainer_options);
     if (!search.finished) return stopped("learning rates that were tried to the end are");
+    begun = true;
     prepared.model = fresh();
     prepared.task.options.lr = search.best;
     if (first) {
@@ -468,7 +470,7 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
       return std::make_unique<train::Trainer>(prepared.task, prepared.dataset, prepared.model, run.get(),
                                               trainer_options);
     } catch (const Error&) {
-      if (first && !run->has_checkpoint()) run->discard();  // nothing to resume, and another try may use the folder
+      if (first && !begun) run->discard();  // nothing to resume, and another try may use the folder
       throw;
     }
   }();

@@ -336,6 +336,13 @@ TEST_F(Training, AFineTuningKilledBeforeItsFirstCheckpointBeginsWithTheSameWeigh
     if (!early) fs::remove_all(file("killed"));
   }
   ASSERT_TRUE(early) << "the first checkpoint was always there already";
+  // What cannot go on now loses nothing.
+  fs::copy(file("data"), file("kept"), fs::copy_options::recursive);
+  for (const auto& entry : fs::recursive_directory_iterator(file("data/train")))
+    if (entry.is_regular_file()) std::ofstream(entry.path()) << "no image";
+  EXPECT_EQ(run_violin({"finetune", "--resume", file("killed")}).code, 1);
+  EXPECT_TRUE(fs::exists(file("killed/config.json")) && fs::exists(file("killed/initial.safetensors")));
+  fs::copy(file("kept"), file("data"), fs::copy_options::recursive | fs::copy_options::overwrite_existing);
   const Outcome resumed = run_violin({"finetune", "--resume", file("killed"), "--threads", "1", "--workers", "1"});
   ASSERT_EQ(resumed.code, 0) << resumed.err;
   EXPECT_NE(resumed.err.find("no checkpoint yet"), std::string::npos) << resumed.err;
