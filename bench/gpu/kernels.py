@@ -11,7 +11,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../../tests/cuda"))
 from kernels import Kernels  # noqa: E402
 
-SHAPES = {"a": (256, 6, 196, 64), "b": (64, 6, 1024, 64), "c": (128, 3, 1024, 64), "e": (4, 12, 4096, 64)}
+SHAPES = {
+    "a": (256, 6, 196, 64),
+    "b": (64, 6, 1024, 64),
+    "c": (128, 3, 1024, 64),
+    "e": (4, 12, 4096, 64),
+    "s": (256, 6, 197, 64),  # with a class token
+    "l": (64, 6, 1025, 64),
+}
 
 
 def median(function, repeats=30, warmup=5):
@@ -34,7 +41,7 @@ def main():
     parser.add_argument("--path", type=int, nargs="*", default=[90, 80])
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--no-peers", action="store_true")
-    parser.add_argument("--shapes", default="abce")
+    parser.add_argument("--shapes", default="abcesl", help="letters: a, b, c, e as in docs/kernels.md; s, l: 197 and 1025 tokens")
     parser.add_argument("--once", action="store_true", help="one forward and one backward with a gain table, for profilers")
     args = parser.parse_args()
     kernels = Kernels(args.library)

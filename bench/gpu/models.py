@@ -1,7 +1,7 @@
 """Whole models on one GPU, with the mask and without, in one run:
 
     python3 bench/gpu/models.py [build/libviolin_ops.so] [--cases deit_s_224,deit_s_512,deit_t_1] [--parts train,infer,table]
-                                [--pool class|avg] [--quick] [--smoke] [--json FILE]
+                                [--variants vanilla,violin,frozen,published] [--pool class|avg] [--quick] [--smoke] [--json FILE]
 
 Per case, training (bfloat16 autocast, cross entropy, fused AdamW) and inference (bfloat16 weights): images per second and
 GiB for
@@ -147,7 +147,7 @@ class Bench:
     def measure(self, name, shape, what, variants):
         make = self.training if what == "train" else self.inference
         steps, memory, failed = {}, {}, {}
-        for variant in variants:
+        for variant in [v for v in variants if v in self.args.variants.split(",")]:
             self.free()
             base = torch.cuda.memory_allocated() if self.cuda else 0
             try:
@@ -254,6 +254,7 @@ def main(argv=None):
     parser.add_argument("library", nargs="?", default=str(ROOT / "build" / "libviolin_ops.so"))
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--parts", default="train,infer,table")
+    parser.add_argument("--variants", default="vanilla,violin,frozen,published")
     parser.add_argument("--pool", default="class", choices=("class", "avg"), help="class token, or average without one")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--smoke", action="store_true")

@@ -203,19 +203,27 @@ Schedule make_schedule(const AttentionShape& s) {
   return schedule;
 }
 
+// Offsets into the scratch of a backward pass.
 struct Layout {
-  std::size_t records, strips, bytes;
+  std::size_t records, sums, strips, bytes;
 };
+
+TableSums table_sums(const AttentionShape& s) {
+  return {nullptr, ceil_div(s.queries, kTile) * kTile, ceil_div(s.keys, 8) * 8};
+}
 
 Layout layout(const AttentionBackward& p) {
   const AttentionShape& s = p.shape;
   Layout l{};
   l.records =
       align256(static_cast<std::size_t>(s.batch * s.heads * ceil_div(s.queries, kTile)) * kStatisticsFloats * 4);
-  l.strips = l.records + record_bytes(p.gain, s);
-  l.bytes = l.strips;
+  l.sums = l.strips = l.bytes = l.records + record_bytes(p.gain, s);
   if (p.gain.data && p.dgain) {
-    l.bytes += static_cast<std::size_t>(make_schedule(s).clusters) * kTilesPerUnit * kTile * ((s.keys + 1) / 2 * 2) * 4;
+    const TableSums sums = table_sums(s);
+    if (sums.rows != s.queries || sums.stride != s.keys) {
+      l.strips += align256(static_cast<std::size_t>(s.groups * s.heads * sums.rows * sums.stride) * 4);
+    }
+    l.bytes = l.strips + static_cast<std::size_t>(make_schedule(s).clusters * kTilesPerUnit * kTile * sums.stride) * 4;
   }
   return l;
 }
@@ -284,8 +292,10 @@ cudaError_t launch_sm90(const AttentionBackward& p, void* scratch, cudaStream_t 
   }
   e = cudaGetLastError();
   if (e == cudaSuccess && (p.dq.data || p.dgain)) {
-    e = sm90::start_dq(p, maps, records, statistics, sm90::make_schedule(s), reinterpret_cast<float*>(base + l.strips),
-                       stream);
+    sm90::TableSums sums = sm90::table_sums(s);
+    sums.data = l.sums == l.strips ? static_cast<float*>(p.dgain) : reinterpret_cast<float*>(base + l.sums);
+    e = sm90::start_dq(p, maps, records, statistics, sm90::make_schedule(s), sums,
+                       reinterpret_cast<float*>(base + l.strips), stream);
   }
   if (e == cudaSuccess && (p.dk.data || p.dv.data)) e = sm90::start_dkv(p, maps, records, statistics, stream);
   return e;

@@ -33,6 +33,12 @@ __host__ __device__ __forceinline__ int statistics_at(int query) {
 constexpr int kImagesPerItem = 4;
 constexpr int kTilesPerUnit = 2;
 constexpr int kShortWalk = 2048;  // tokens up to which a persistent grid pays
+// Where the last tile has no more columns than this, kernels with kNarrow do what they do element by element on these
+// alone: a class token makes 197 tokens of 196, three tiles and five columns.
+constexpr int kNarrowColumns = 16;
+inline bool ends_narrow(std::int64_t columns) {
+  return columns % kTile != 0 && columns % kTile <= kNarrowColumns;
+}
 
 // Everything the kernels need beside the tensor maps. Nothing here is owned.
 struct Records {
@@ -124,13 +130,13 @@ __device__ __forceinline__ float unpack(const RecordPart& record, int q, int e) 
   }
 }
 
-// z becomes z o gain up to a factor, which is returned: beside bfloat16, slope = -base and one operation per number is
-// enough.
-template <class T>
+// The first kCount numbers of z become z o gain up to a factor, which is returned: beside bfloat16, slope = -base and
+// one operation per number is enough.
+template <class T, int kCount>
 __device__ __forceinline__ float apply_record(float (&z)[32], const RecordPart& record) {
   constexpr bool kFine = std::is_same_v<T, __half>;
 #pragma unroll
-  for (int i = 0; i < 32; ++i) {
+  for (int i = 0; i < kCount; ++i) {
     const float v = unpack<T>(record, i / 8, i % 8);
     z[i] = kFine ? z[i] * fmaf(v, record.slope, record.base) : fmaf(-v, z[i], z[i]);
   }
@@ -191,6 +197,14 @@ struct Maps {
   CUtensorMap q, k, v, dout;
 };
 
+// Sums for the gain's gradient, [G, h, rows, stride], rows padded to tiles and columns to eights so that no number
+// needs a test and all pairs are aligned: the gradient itself where it has this shape, or else scratch.
+struct TableSums {
+  float* data = nullptr;
+  std::int64_t rows = 0;
+  std::int64_t stride = 0;
+};
+
 // How the queries' side is cut for dQ and the gain's gradient: units of (group, head, two query tiles), each with
 // items_per_unit items of four images; a cluster of two blocks, one per query tile, takes a contiguous range of items.
 struct Schedule {
@@ -205,6 +219,6 @@ cudaError_t start_forward(const AttentionForward& p, const Maps& maps, const Rec
 cudaError_t start_dkv(const AttentionBackward& p, const Maps& maps, const Records& records, const float* statistics,
                       cudaStream_t stream);
 cudaError_t start_dq(const AttentionBackward& p, const Maps& maps, const Records& records, const float* statistics,
-                     const Schedule& schedule, float* strips, cudaStream_t stream);
+                     const Schedule& schedule, const TableSums& sums, float* strips, cudaStream_t stream);
 
 }  // namespace violin::kernels::cuda::sm90

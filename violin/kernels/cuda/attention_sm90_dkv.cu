@@ -11,6 +11,9 @@ namespace {
 constexpr int kGroups = 2;
 constexpr int kStages = 4;
 constexpr int kThreads = (kGroups + 1) * kWarpgroup;
+constexpr int kProducerRegisters = 24;
+constexpr int kConsumerRegisters = 240;
+static_assert(registers_suffice(kGroups, kProducerRegisters, kConsumerRegisters));
 constexpr int kStatisticsBytes = kStatisticsFloats * 4;
 
 template <bool kGain>
@@ -29,7 +32,7 @@ __device__ __forceinline__ void load_fragments(Fragments& to, const unsigned cha
 
 // kPersistent: a block takes item after item and loads the next one while it stores the last, which pays where items
 // are short. Otherwise it has one item, and the compiler makes a tighter loop of its steps.
-template <class T, bool kGain, bool kPersistent>
+template <class T, bool kGain, bool kPersistent, bool kNarrow>
 __global__ void __launch_bounds__(kThreads, 1)
     dkv_kernel(const __grid_constant__ AttentionBackward p, const __grid_constant__ Maps maps, const Records records,
                const float* statistics) {
@@ -77,7 +80,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
 
   if (group == kGroups) {
-    give_registers<24>();
+    give_registers<kProducerRegisters>();
     if (threadIdx.x != kGroups * kWarpgroup) return;
     int step = 0;
     for (int item = blockIdx.x, round = 0; item < items; item += gridDim.x, ++round) {
@@ -108,7 +111,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     return;
   }
-  take_registers<240>();
+  take_registers<kConsumerRegisters>();
 
   const int lane = threadIdx.x % 32;
   const float scale = static_cast<float>(p.scale);
@@ -188,21 +191,40 @@ __global__ void __launch_bounds__(kThreads, 1)
       const int s = step % kStages;
       fetch(kSecondHalf, step);
       if constexpr (kGain) start_record(record, factor);
+      const auto weigh = [&](auto from, auto to) {
 #pragma unroll
-      for (int n = 0; n < 8; ++n) {
+        for (int n = decltype(from)::value / 8; n < decltype(to)::value / 8; ++n) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int at = 4 * n + e;
-          float gain = factor;
-          if constexpr (kGain) gain = fmaf(unpack<T>(record, n / 2, n % 2 * 4 + e), record.slope, record.base);
-          x[at] = power2(fmaf(x[at], gain, -numbers_of[n][e % 2]));
-          dx[at] = x[at] * (dx[at] - numbers_of[n][2 + e % 2]);
-          if constexpr (kGain) dx[at] *= gain;
+          for (int e = 0; e < 4; ++e) {
+            const int at = 4 * n + e;
+            float gain = factor;
+            if constexpr (kGain) gain = fmaf(unpack<T>(record, n / 2, n % 2 * 4 + e), record.slope, record.base);
+            x[at] = power2(fmaf(x[at], gain, -numbers_of[n][e % 2]));
+            dx[at] = x[at] * (dx[at] - numbers_of[n][2 + e % 2]);
+            if constexpr (kGain) dx[at] *= gain;
+          }
+          weights[n / 2][n % 2 * 2] = pack<T>(x[4 * n], x[4 * n + 1]);
+          weights[n / 2][n % 2 * 2 + 1] = pack<T>(x[4 * n + 2], x[4 * n + 3]);
+          dproducts[n / 2][n % 2 * 2] = pack<T>(dx[4 * n], dx[4 * n + 1]);
+          dproducts[n / 2][n % 2 * 2 + 1] = pack<T>(dx[4 * n + 2], dx[4 * n + 3]);
         }
-        weights[n / 2][n % 2 * 2] = pack<T>(x[4 * n], x[4 * n + 1]);
-        weights[n / 2][n % 2 * 2 + 1] = pack<T>(x[4 * n + 2], x[4 * n + 3]);
-        dproducts[n / 2][n % 2 * 2] = pack<T>(dx[4 * n], dx[4 * n + 1]);
-        dproducts[n / 2][n % 2 * 2 + 1] = pack<T>(dx[4 * n + 2], dx[4 * n + 3]);
+      };
+      constexpr std::integral_constant<int, 0> kBegin;
+      constexpr std::integral_constant<int, kNarrowColumns> kNarrowEnd;
+      constexpr std::integral_constant<int, kTile> kEnd;
+      if constexpr (kNarrow) {
+        weigh(kBegin, kNarrowEnd);
+        if (t + 1 < query_tiles) {
+          weigh(kNarrowEnd, kEnd);
+        } else {
+          keep_branch();
+#pragma unroll
+          for (int q = kNarrowColumns / 16; q < 4; ++q)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) weights[q][e] = dproducts[q][e] = 0;
+        }
+      } else {
+        weigh(kBegin, kEnd);
       }
       const auto add = [&] {
         multiply_add<T>(dv, weights, tile_of(s) + (kTileBytes >> 4));
@@ -240,7 +262,9 @@ cudaError_t start(const AttentionBackward& p, const Maps& maps, const Records& r
                   cudaStream_t stream) {
   const AttentionShape& s = p.shape;
   const bool persistent = s.queries <= kShortWalk;
-  const auto kernel = persistent ? dkv_kernel<T, kGain, true> : dkv_kernel<T, kGain, false>;
+  const auto kernel = !persistent              ? dkv_kernel<T, kGain, false, false>
+                      : ends_narrow(s.queries) ? dkv_kernel<T, kGain, true, true>
+                                               : dkv_kernel<T, kGain, true, false>;
   const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<kGain>);
   if (e != cudaSuccess) return e;
   const std::int64_t items = s.batch * s.heads * ceil_div(s.keys, kGroups * kTile);

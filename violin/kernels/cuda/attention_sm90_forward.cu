@@ -12,6 +12,9 @@ constexpr int kGroups = 4;
 constexpr int kStages = 3;
 constexpr float kSlack = 8;  // in powers of two
 constexpr int kThreads = (kGroups + 1) * kWarpgroup;
+constexpr int kProducerRegisters = 24;
+constexpr int kConsumerRegisters = 112;
+static_assert(registers_suffice(kGroups, kProducerRegisters, kConsumerRegisters));
 
 template <bool kGain>
 constexpr int kSharedBytes = 1024 + 2 * kGroups * kTileBytes + kStages * 2 * kTileBytes +
@@ -19,7 +22,7 @@ constexpr int kSharedBytes = 1024 + 2 * kGroups * kTileBytes + kStages * 2 * kTi
 
 // kPersistent: a block takes item after item and loads the next one while it stores the last, which pays where items
 // are short. Otherwise it has one item, and the compiler makes a tighter loop of its steps.
-template <class T, bool kGain, bool kPersistent>
+template <class T, bool kGain, bool kPersistent, bool kNarrow>
 __global__ void __launch_bounds__(kThreads, 1)
     forward_kernel(const __grid_constant__ AttentionForward p, const __grid_constant__ Maps maps,
                    const Records records) {
@@ -67,7 +70,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
 
   if (group == kGroups) {
-    give_registers<24>();
+    give_registers<kProducerRegisters>();
     if (threadIdx.x != kGroups * kWarpgroup) return;
     int step = 0;
     for (int item = blockIdx.x, round = 0; item < items; item += gridDim.x, ++round) {
@@ -95,7 +98,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     return;
   }
 
-  take_registers<112>();
+  take_registers<kConsumerRegisters>();
 
   const int lane = threadIdx.x % 32;
   const float factor = static_cast<float>(p.scale) * kLog2e;
@@ -148,9 +151,15 @@ __global__ void __launch_bounds__(kThreads, 1)
       const int s = step % kStages;
       // Here the product of the last weights with V may still run: neither `sum` nor `weights` may be touched.
       float multiplier = factor;  // of z, on the way to base 2
+      const bool narrow = kNarrow && t + 1 == key_tiles;
       if constexpr (kGain) {
         start_record(record, factor);
-        multiplier = apply_record<T>(z, record);
+        if (narrow) {
+          keep_branch();
+          multiplier = apply_record<T, kNarrowColumns / 2>(z, record);
+        } else {
+          multiplier = apply_record<T, 32>(z, record);
+        }
       }
       if ((t + 1) * kTile > nk) {
         keep_branch();
@@ -210,17 +219,28 @@ __global__ void __launch_bounds__(kThreads, 1)
           }
         }
       }
+      const auto weigh = [&](auto columns) {
+        constexpr int kColumns = decltype(columns)::value;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float part = 0;
+        for (int half = 0; half < 2; ++half) {
+          float part = 0;
 #pragma unroll
-        for (int n = 0; n < 8; ++n)
+          for (int n = 0; n < kColumns / 8; ++n)
 #pragma unroll
-          for (int e = 4 * n + 2 * half; e < 4 * n + 2 * half + 2; ++e) {
-            z[e] = power2(fmaf(z[e], multiplier, -maximum[half]));
-            part += z[e];
-          }
-        total[half] += part;
+            for (int e = 4 * n + 2 * half; e < 4 * n + 2 * half + 2; ++e) {
+              z[e] = power2(fmaf(z[e], multiplier, -maximum[half]));
+              part += z[e];
+            }
+          total[half] += part;
+        }
+      };
+      if (narrow) {
+        keep_branch();
+        weigh(std::integral_constant<int, kNarrowColumns>());
+#pragma unroll
+        for (int e = kNarrowColumns / 2; e < 32; ++e) z[e] = 0;
+      } else {
+        weigh(std::integral_constant<int, kTile>());
       }
       pack_tile<T>(weights, z);
       pin(sum);
@@ -265,7 +285,9 @@ template <class T, bool kGain>
 cudaError_t start(const AttentionForward& p, const Maps& maps, const Records& records, cudaStream_t stream) {
   const AttentionShape& s = p.shape;
   const bool persistent = s.keys <= kShortWalk;
-  const auto kernel = persistent ? forward_kernel<T, kGain, true> : forward_kernel<T, kGain, false>;
+  const auto kernel = !persistent           ? forward_kernel<T, kGain, false, false>
+                      : ends_narrow(s.keys) ? forward_kernel<T, kGain, true, true>
+                                            : forward_kernel<T, kGain, true, false>;
   const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<kGain>);
   if (e != cudaSuccess) return e;
   const std::int64_t items = s.batch * s.heads * ceil_div(s.queries, kGroups * kTile);

@@ -103,7 +103,12 @@ __device__ __forceinline__ void arrive_at(Barrier b, int block) {
       : "memory");
 }
 
-// Moves registers between warpgroups; every warp of the warpgroup takes part.
+// Moves registers between warpgroups; every warp of the warpgroup takes part. A block starts with equal shares of
+// 65536, in eights; who takes more than others give waits for ever.
+constexpr bool registers_suffice(int consumer_groups, int give, int take) {
+  const int share = 65536 / ((consumer_groups + 1) * 128) / 8 * 8;
+  return consumer_groups * (take - share) <= share - give;
+}
 template <int kRegisters>
 __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
