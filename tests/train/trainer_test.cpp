@@ -99,6 +99,39 @@ TEST(Trainer, AnInterruptedRunEqualsAnUninterruptedOneBitForBit) {
   EXPECT_EQ(log_without_times(folder.path() / "whole"), log_without_times(folder.path() / "broken"));
 }
 
+// Epochs of one step are shorter than a checkpoint takes to write: not every one has its own.
+TEST(Trainer, AStopBetweenShortEpochsLosesNothing) {
+  const TemporaryFolder folder;
+  write_images(folder.path() / "data", 4, 2);
+  train::Request request = tiny_request(folder.path() / "data");
+  request.options.held_out = 0;
+  request.options.epochs = 12;
+  train::RunFolder whole(folder.path() / "whole", train::RunFolder::Mode::kNew);
+  ASSERT_TRUE(train_run(train::prepare(request), &whole).finished);
+
+  struct Watch : train::Listener {
+    std::atomic<bool> stop = false;
+    void on_epoch(const Epoch& epoch) override { stop = epoch.epoch == 6; }
+  } watch;
+  {
+    train::RunFolder broken(folder.path() / "broken", train::RunFolder::Mode::kNew);
+    const train::Prepared prepared = train::prepare(request);
+    broken.write("config.json", train::to_json(prepared.task));
+    train::TrainerOptions options;
+    options.workers = 1;
+    options.listener = &watch;
+    options.stop = &watch.stop;
+    train::Trainer trainer(prepared.task, prepared.dataset, prepared.model, &broken, options);
+    ASSERT_FALSE(trainer.train().finished);
+  }
+  EXPECT_EQ(train::read_json_file(folder.path() / "broken" / "last" / "state.json").at("epoch"), 7);
+  train::RunFolder broken(folder.path() / "broken", train::RunFolder::Mode::kResume);
+  ASSERT_TRUE(train_run(reopened(folder.path() / "broken"), &broken, 0, true).finished);
+  for (const char* file : {"last/model.safetensors", "last/optimizer.safetensors"})
+    expect_equal_files(folder.path() / "whole" / file, folder.path() / "broken" / file);
+  EXPECT_EQ(log_without_times(folder.path() / "whole"), log_without_times(folder.path() / "broken"));
+}
+
 TEST(Trainer, GradientsEqualThoseOfTheReferencePath) {
   const auto gradients = [](std::optional<ops::Path> path) {
     ops::set_path(path);

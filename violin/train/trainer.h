@@ -164,6 +164,8 @@ class Trainer {
   std::optional<Metrics> val_;
   double train_loss_ = 0;
   std::chrono::steady_clock::time_point start_, saved_;
+  double save_seconds_ = 0;       // that the last checkpoint took
+  std::int64_t saved_step_ = -1;  // that it was written after
 };
 
 }  // namespace violin::train

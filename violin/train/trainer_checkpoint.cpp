@@ -40,6 +40,7 @@ void Trainer::save_weights(const std::filesystem::path& path, nn::VisionTransfor
 void Trainer::save() {
   require_finite_weights();
   saved_ = Clock::now();
+  saved_step_ = state_.step;
   if (run_ == nullptr || !processes().first()) return;
   run_->replace_last([&](const std::filesystem::path& folder) {
     save_weights(folder / "model.safetensors", *model_);
@@ -65,6 +66,7 @@ void Trainer::save() {
     if (val_) state["val"] = to_json(*val_);
     write_file_atomically(folder / "state.json", state.dump(2) + "\n");
   });
+  save_seconds_ = std::chrono::duration<double>(Clock::now() - saved_).count();
 }
 
 std::string Trainer::read_checkpoint() {
