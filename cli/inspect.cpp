@@ -75,9 +75,10 @@ Masks read_masks(const checkpoint::State& state, const nn::ModelConfig& config) 
     nn::Mask mask(*config.violin, config.num_heads, config.grid(), std::make_shared<nn::TableBudget>());
     const std::string layer = "blocks." + std::to_string(block) + ".attn.violin.";
     for (auto& [name, place] : nn::state(mask)) {
-      const checkpoint::StateEntry* entry = state.find(layer + name);
+      const std::string full_name = layer + name;
+      const checkpoint::StateEntry* entry = state.find(full_name);
       if (entry == nullptr || place.sizes().vec() != entry->sizes) {
-        throw Error(checkpoint::file_in_quotes(state.file) + ": tensor '" + layer + name + "' " +
+        throw Error(checkpoint::file_in_quotes(state.file) + ": tensor '" + full_name + "' " +
                     (entry == nullptr ? "is missing"
                                       : "is " + checkpoint::shape_text(entry->sizes) + "; expected " +
                                             checkpoint::shape_text(place.sizes().vec())));
@@ -251,6 +252,7 @@ void print_masks(const Masks& masks, bool full) {
   rows = {{"curve", "γ smallest", "mean", "largest"}};
   for (std::size_t c = 0; c < masks.curves.size(); ++c) {
     std::vector<at::Tensor> over_layers;
+    over_layers.reserve(masks.layers.size());
     for (const Layer& layer : masks.layers) over_layers.push_back(layer.log_gamma[static_cast<std::int64_t>(c)]);
     std::vector<std::string> row = {masks.curves[c]};
     gamma_cells(row, at::stack(over_layers));
@@ -349,7 +351,7 @@ ordered_json to_json(const Inspected& result) {
 }
 
 viz::DecayChart chart_of(const Inspected& result) {
-  if (result.masks.layers.empty()) {
+  if (!result.architecture || result.masks.layers.empty()) {
     throw Error(checkpoint::file_in_quotes(result.file) + " has no mask to draw" +
                 (result.no_architecture.empty() ? "" : ": " + result.no_architecture));
   }

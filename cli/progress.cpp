@@ -47,7 +47,7 @@ std::string cut(const std::string& text, int columns) {
 }  // namespace
 
 std::string clock_text(double seconds) {
-  const auto whole = static_cast<long long>(std::min(std::max(seconds, 0.0), 3.6e8) + 0.5);
+  const long long whole = std::llround(std::min(std::max(seconds, 0.0), 3.6e8));
   char text[48];
   if (whole >= 3600) {
     std::snprintf(text, sizeof text, "%lld:%02lld:%02lld", whole / 3600, whole / 60 % 60, whole % 60);

@@ -537,6 +537,7 @@ void write_report(const Options& options) {
                        : many               ? fs::path("report.html")
                                             : fs::path(runs.front()) / "report.html";
   std::vector<viz::RunScore> scores;
+  scores.reserve(page.runs.size());
   for (const viz::RunReport& run : page.runs) scores.push_back(run.score);
   const std::vector<viz::RunGroup> groups = viz::compare(scores);
   page.notes = warnings(scores, groups);

@@ -105,6 +105,7 @@ std::string process_name(const train::Launch& launch) {
 // Each process its own GPU, or its share of the cores, where nothing else was asked for.
 ComputeOptions share_of_machine(ComputeOptions options, const train::Launch& launch) {
   if (launch.by == train::Launch::By::kHand) return options;
+  // torch counts them in eight bits. NOLINTNEXTLINE(bugprone-signed-char-misuse)
   const auto gpus = static_cast<std::int64_t>(torch::cuda::device_count());
   // mpirun means CPUs unless a GPU is asked for.
   if (options.device == "auto" && (launch.by == train::Launch::By::kMpirun || gpus == 0)) options.device = "cpu";
