@@ -20,15 +20,13 @@ void fill(const std::string& name, at::Tensor& parameter, const ModelConfig& con
   const at::Generator generator = generator_for(seed, name);
   if (name == "cls_token" || name == "reg_token") {
     values.normal_(0, 1e-6, generator);
-  } else if (name == "pos_embed" || name == "dist_token") {
-    values.normal_(0, 0.02, generator);
   } else if (name.starts_with("patch_embed.")) {
     const double bound =
         1 / std::sqrt(static_cast<double>(config.in_chans * config.patch_size.height * config.patch_size.width));
     values.uniform_(-bound, bound, generator);
   } else if (name.ends_with(".gamma")) {
     values.fill_(config.init_values.value_or(1));
-  } else if (parameter.dim() == 2) {
+  } else if (name == "pos_embed" || name == "dist_token" || parameter.dim() == 2) {
     values.normal_(0, 0.02, generator);
   } else {
     values.fill_(name.ends_with("weight") ? 1 : 0);
@@ -214,6 +212,7 @@ Observed VisionTransformer::observe(const at::Tensor& images, const Observe& wha
       throw Error("draws for drop path do not have the shape [2*depth, batch]");
   }
   std::vector<Mask*> masks;
+  masks.reserve(blocks.size());
   for (const auto& block : blocks) masks.push_back(block->attn->violin.get());
   LayerTables tables(std::move(masks), result.grid, prefix);
   for (std::int64_t i = 0; i < config_.depth; ++i) {
@@ -424,8 +423,8 @@ Cost cost(const ModelConfig& config, const Size& image) {
     result.parameters += item.value().numel();
     if (is_mask_parameter(item.key())) result.mask_parameters += item.value().numel();
   }
-  const double patches =
-      static_cast<double>((image.height / config.patch_size.height) * (image.width / config.patch_size.width));
+  const std::int64_t rows = image.height / config.patch_size.height, columns = image.width / config.patch_size.width;
+  const auto patches = static_cast<double>(rows * columns);
   const double tokens = patches + static_cast<double>(config.prefix_tokens());
   const auto dim = static_cast<double>(config.embed_dim);
   const double hidden = std::floor(dim * config.mlp_ratio);
