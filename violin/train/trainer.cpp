@@ -19,7 +19,7 @@ using nlohmann::ordered_json;
 
 constexpr std::int64_t kLogSteps = 50;      // between lines of the log within an epoch
 constexpr std::int64_t kCollectSteps = 20;  // between looks at what a GPU has summed up
-constexpr double kQuietShare = 20;  // a checkpoint at the end of an epoch waits for so many times what the last took
+constexpr double kPauseFactor = 20;  // a checkpoint at the end of an epoch waits for so many times what the last took
 
 double since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -453,7 +453,7 @@ void Trainer::end_epoch(double epoch_seconds, std::int64_t epoch_images) {
   state_.norm_sum = 0;
   state_.seen = 0;
   // Epochs over a few images are shorter than it takes to write them down.
-  if (best || state_.epoch >= o.epochs || since(saved_) >= kQuietShare * save_seconds_) save();
+  if (best || state_.epoch >= o.epochs || since(saved_) >= kPauseFactor * save_seconds_) save();
 }
 
 Outcome Trainer::train() {

@@ -197,8 +197,8 @@ struct Maps {
   CUtensorMap q, k, v, dout;
 };
 
-// Sums for the gain's gradient, [G, h, rows, stride], rows padded to tiles and columns to eights so that no number
-// needs a test and all pairs are aligned: the gradient itself where it has this shape, or else scratch.
+// Sums for the gain's gradient, [G, h, rows, stride], rows padded to tiles and columns to eights so that no row needs a
+// test and pieces of four are aligned: the gradient itself where it has this shape, or else scratch.
 struct TableSums {
   float* data = nullptr;
   std::int64_t rows = 0;
