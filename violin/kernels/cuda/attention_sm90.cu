@@ -136,8 +136,10 @@ Encode find_encode() {
 }
 
 // Boxes of 64 rows and 64 columns of x [B,h,rows,d].
-cudaError_t make_map(CUtensorMap& map, const ConstHeads& x, const AttentionShape& s, std::int64_t rows, DType dtype) {
+template <class H>
+cudaError_t make_map(CUtensorMap& map, const H& x, const AttentionShape& s, std::int64_t rows, DType dtype) {
   static const Encode encode = find_encode();
+  if (x.data == nullptr) return cudaSuccess;  // a gradient that nobody wants
   if (encode == nullptr) return cudaErrorNotSupported;
   const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(s.dim), static_cast<cuuint64_t>(rows),
                                static_cast<cuuint64_t>(s.heads), static_cast<cuuint64_t>(s.batch)};
@@ -264,6 +266,7 @@ cudaError_t launch_sm90(const AttentionForward& p, void* scratch, cudaStream_t s
   cudaError_t e = sm90::make_map(maps.q, p.q, s, s.queries, p.dtype);
   if (e == cudaSuccess) e = sm90::make_map(maps.k, p.k, s, s.keys, p.dtype);
   if (e == cudaSuccess) e = sm90::make_map(maps.v, p.v, s, s.keys, p.dtype);
+  if (e == cudaSuccess) e = sm90::make_map(maps.out, p.out, s, s.queries, p.dtype);
   if (e == cudaSuccess) {
     e = sm90::make_records(p.gain, s, p.dtype, static_cast<unsigned char*>(scratch), records, stream);
   }
@@ -281,6 +284,9 @@ cudaError_t launch_sm90(const AttentionBackward& p, void* scratch, cudaStream_t 
   if (e == cudaSuccess) e = sm90::make_map(maps.k, p.k, s, s.keys, p.dtype);
   if (e == cudaSuccess) e = sm90::make_map(maps.v, p.v, s, s.keys, p.dtype);
   if (e == cudaSuccess) e = sm90::make_map(maps.dout, p.dout, s, s.queries, p.dtype);
+  if (e == cudaSuccess) e = sm90::make_map(maps.dq, p.dq, s, s.queries, p.dtype);
+  if (e == cudaSuccess) e = sm90::make_map(maps.dk, p.dk, s, s.keys, p.dtype);
+  if (e == cudaSuccess) e = sm90::make_map(maps.dv, p.dv, s, s.keys, p.dtype);
   if (e == cudaSuccess) e = sm90::make_records(p.gain, s, p.dtype, base + l.records, records, stream);
   if (e != cudaSuccess) return e;
   const std::int64_t rows = s.batch * s.heads * ceil_div(s.queries, sm90::kTile) * sm90::kTile;

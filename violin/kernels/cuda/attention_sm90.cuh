@@ -79,6 +79,34 @@ __device__ __forceinline__ void pack_tile(Fragments& to, const float (&x)[32]) {
     for (int e = 0; e < 4; ++e) to[k][e] = pack<T>(x[8 * k + 2 * e], x[8 * k + 2 * e + 1]);
 }
 
+// Where a thread's part of 16 columns of a tile in shared memory lies: rows by warps and lanes, pieces swapped.
+__device__ __forceinline__ std::uint32_t fragment_address(const unsigned char* tile, int k) {
+  const int lane = threadIdx.x % 32;
+  const int row = threadIdx.x % kWarpgroup / 32 * 16 + lane % 16;
+  return shared_address(tile) + row * 128 + ((2 * k + lane / 16) ^ (row % 8)) * 16;
+}
+// Rows of a tile in shared memory as left sides.
+__device__ __forceinline__ void load_fragments(Fragments& to, const unsigned char* tile) {
+#pragma unroll
+  for (int k = 0; k < 4; ++k) load_matrices<false>(to[k], fragment_address(tile, k));
+}
+// A warpgroup's accumulator, times a factor for rows 0-7 and one for rows 8-15 of each warp, as a tile in shared memory
+// that a bulk store can read once all have passed a barrier.
+template <class T>
+__device__ __forceinline__ void leave_tile(unsigned char* tile, const float (&c)[32], float factor0, float factor1) {
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    std::uint32_t part[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float factor = e % 2 ? factor1 : factor0;
+      part[e] = pack<T>(c[8 * k + 2 * e] * factor, c[8 * k + 2 * e + 1] * factor);
+    }
+    store_matrices(fragment_address(tile, k), part);
+  }
+  fence_stores();
+}
+
 // A thread's part of a record: the numbers of accumulators 8 q + 2 e and 8 q + 2 e + 1 in parts[q][e]. While products
 // run, a load from shared memory takes hundreds of clocks, so that a part is fetched long before its use, in two
 // halves.
@@ -161,26 +189,41 @@ __device__ __forceinline__ void multiply_add(float (&c)[32], const Fragments& a,
   for (int k = 0; k < 4; ++k) wgmma<T, 1>(c, a[k], descriptor(b + k * kRowStep), true);
 }
 
-// Rows row and row + 8 of a warpgroup's accumulator to a head.
-template <class T>
-__device__ __forceinline__ void store_rows(const float (&c)[32], T* to, std::int64_t stride, int row, int rows, int d,
-                                           float factor0, float factor1) {
-  const int column = threadIdx.x % 4 * 2;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int r = row + 8 * half;
-    const float factor = half ? factor1 : factor0;
-    if (r >= rows) continue;
-    T* at = to + r * stride + column;
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      if (8 * n < d) {
-        *reinterpret_cast<std::uint32_t*>(at + 8 * n) =
-            pack<T>(c[4 * n + 2 * half] * factor, c[4 * n + 2 * half + 1] * factor);
-      }
+// Where a persistent block is among all (image, block of tiles, head), images fastest. Going on by the size of the grid
+// takes no division.
+class Place {
+ public:
+  __device__ __forceinline__ Place(int batch, int blocks, int first, int step)
+      : batch_(batch),
+        blocks_(blocks),
+        step_b_(step % batch),
+        step_block_(step / batch % blocks),
+        step_h_(step / batch / blocks),
+        b_(first % batch),
+        block_(first / batch % blocks),
+        h_(first / batch / blocks) {}
+  __device__ __forceinline__ int b() const { return b_; }
+  __device__ __forceinline__ int block() const { return block_; }
+  __device__ __forceinline__ int h() const { return h_; }
+  __device__ __forceinline__ void advance() {
+    b_ += step_b_;
+    block_ += step_block_;
+    h_ += step_h_;
+    if (b_ >= batch_) {
+      b_ -= batch_;
+      ++block_;
+    }
+    if (block_ >= blocks_) {
+      block_ -= blocks_;
+      ++h_;
     }
   }
-}
+
+ private:
+  int batch_, blocks_;
+  int step_b_, step_block_, step_h_;
+  int b_, block_, h_;
+};
 
 // Multiprocessors of the current device: the persistent kernels start one block on each.
 inline int processors() {
@@ -194,7 +237,8 @@ inline int processors() {
 }
 
 struct Maps {
-  CUtensorMap q, k, v, dout;
+  CUtensorMap q, k, v, out;      // out: of the forward pass
+  CUtensorMap dout, dq, dk, dv;  // of the backward pass; without a gradient the map is empty
 };
 
 // Sums for the gain's gradient, [G, h, rows, stride], rows padded to tiles and columns to eights so that no row needs a

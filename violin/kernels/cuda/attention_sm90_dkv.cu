@@ -2,7 +2,7 @@
 // in registers as left sides, and one warp that keeps bulk copies of Q, dO, their statistics and table tiles in flight.
 // On the transposed logits S^T = K Q^T the weights are already where dV += P^T dO and dK += dA^T Q want their left
 // sides, so nothing goes back to shared memory. The next products with Q and dO are issued together with the sums of
-// this step.
+// this step, in the last step those of the next item. Results leave through tiles of their own in shared memory.
 #include "violin/kernels/cuda/attention_sm90.cuh"
 
 namespace violin::kernels::cuda::sm90 {
@@ -17,18 +17,8 @@ static_assert(registers_suffice(kGroups, kProducerRegisters, kConsumerRegisters)
 constexpr int kStatisticsBytes = kStatisticsFloats * 4;
 
 template <bool kGain>
-constexpr int kSharedBytes = 1024 + kGroups * 2 * kTileBytes + kStages * (2 * kTileBytes + kStatisticsBytes) +
+constexpr int kSharedBytes = 1024 + 2 * kGroups * 2 * kTileBytes + kStages * (2 * kTileBytes + kStatisticsBytes) +
                              (kGain ? kStages * kGroups * kRecordBytes : 0) + 8 * (2 * kStages + 2);
-
-// Rows of a tile in shared memory as left sides.
-__device__ __forceinline__ void load_fragments(Fragments& to, const unsigned char* tile) {
-  const int lane = threadIdx.x % 32;
-  const int row = threadIdx.x % kWarpgroup / 32 * 16 + lane % 16;
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    load_matrices<false>(to[k], shared_address(tile) + row * 128 + ((2 * k + lane / 16) ^ (row % 8)) * 16);
-  }
-}
 
 // kPersistent: a block takes item after item and loads the next one while it stores the last, which pays where items
 // are short. Otherwise it has one item, and the compiler makes a tighter loop of its steps.
@@ -38,7 +28,8 @@ __global__ void __launch_bounds__(kThreads, 1)
                const float* statistics) {
   extern __shared__ unsigned char raw[];
   unsigned char* own_tiles = raw + (1024 - shared_address(raw) % 1024) % 1024;  // [kGroups][k, v]
-  unsigned char* tiles = own_tiles + kGroups * 2 * kTileBytes;                  // [kStages][q, dout]
+  unsigned char* results = own_tiles + kGroups * 2 * kTileBytes;                // [kGroups][dk, dv]
+  unsigned char* tiles = results + kGroups * 2 * kTileBytes;                    // [kStages][q, dout]
   unsigned char* table = tiles + kStages * 2 * kTileBytes;
   unsigned char* numbers = table + (kGain ? kStages * kGroups * kRecordBytes : 0);
   const Barrier full(shared_address(numbers + kStages * kStatisticsBytes));
@@ -56,17 +47,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int key_blocks = (key_tiles + kGroups - 1) / kGroups;
   const int items = batch * key_blocks * heads;
   const int group = warpgroup();
-  // What a block does in a round: image b, head h, key tiles first_tile ... first_tile + groups - 1.
-  int b, h, first_tile, groups;
-  const auto choose = [&](int item) {
-    b = item % batch;
-    first_tile = item / batch % key_blocks * kGroups;
-    h = item / batch / key_blocks;
-    groups = min(kGroups, key_tiles - first_tile);
-  };
-
-  choose(blockIdx.x);
-  const int users = 4 * (kPersistent ? kGroups : groups);  // warps that read a buffer
+  // What a block does in a round: a tile of keys for each of groups_at() warpgroups.
+  Place place(batch, key_blocks, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+  const auto groups_at = [&](const Place& at) { return min(kGroups, key_tiles - at.block() * kGroups); };
+  const int users = 4 * (kPersistent ? kGroups : groups_at(place));  // warps that read a buffer
 
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
@@ -83,8 +67,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     give_registers<kProducerRegisters>();
     if (threadIdx.x != kGroups * kWarpgroup) return;
     int step = 0;
-    for (int item = blockIdx.x, round = 0; item < items; item += gridDim.x, ++round) {
-      if constexpr (kPersistent) choose(item);
+    for (int item = blockIdx.x, round = 0; item < items; item += gridDim.x, ++round, place.advance()) {
+      const int groups = groups_at(place);
+      const int first_tile = place.block() * kGroups;
+      const int b = place.b();
+      const int h = place.h();
       if (round > 0) wait(own_empty, (round - 1) % 2);
       arrive_and_expect(own_full, groups * 2 * kTileBytes);
       for (int x = 0; x < groups; ++x) {
@@ -120,12 +107,60 @@ __global__ void __launch_bounds__(kThreads, 1)
   const std::uint32_t offset = record_offset<true>();
   std::uint32_t first_number = shared_address(numbers) + lane % 4 * 16;
   asm volatile("" : "+r"(first_number));
+  const bool first_thread = threadIdx.x % kWarpgroup == 0;
+  unsigned char* own = own_tiles + 2 * group * kTileBytes;
+  unsigned char* result = results + 2 * group * kTileBytes;
+  const std::uint32_t first = low_descriptor(tiles);
+  const auto tile_of = [&](int stage) { return first + stage * (2 * kTileBytes >> 4); };
+  Fragments k, v;
+  float x[32] = {};   // K Q^T
+  float dx[32] = {};  // V dO^T
+  RecordPart record;
+  float numbers_of[8][4];  // log-sum-exp and D of columns 8 n, 8 n + 1
+  const auto fetch = [&](auto half, int at) {
+    constexpr int kHalf = decltype(half)::value;
+    const int s = at % kStages;
+#pragma unroll
+    for (int n = 4 * kHalf; n < 4 * kHalf + 4; ++n) {
+      asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                   : "=f"(numbers_of[n][0]), "=f"(numbers_of[n][1]), "=f"(numbers_of[n][2]), "=f"(numbers_of[n][3])
+                   : "r"(first_number + s * kStatisticsBytes + n * 64));
+    }
+    if constexpr (kGain) {
+      load_record_half<true, kHalf>(record, first_record + (s * kGroups + group) * kRecordBytes, offset);
+    }
+  };
+  constexpr std::integral_constant<int, 0> kFirstHalf;
+  constexpr std::integral_constant<int, 1> kSecondHalf;
+  const auto await = [&](int at) { wait(full + at % kStages, at / kStages % 2); };
+  const auto issue = [&](int at) {
+    const int s = at % kStages;
+    wgmma_fence();
+    multiply_rows<T>(x, k, tile_of(s));
+    multiply_rows<T>(dx, v, tile_of(s) + (kTileBytes >> 4));
+    wgmma_commit();
+  };
+  // K and V of a round become left sides.
+  const auto take = [&](int round) {
+    wait(own_full, round % 2);
+    load_fragments(k, own);
+    load_fragments(v, own + kTileBytes);
+  };
+  bool ready = false;  // x and dx hold the first products of the item
   // Steps are counted from the round, not on the way: the compiler then knows that all threads agree.
   for (int item = blockIdx.x, count = 0; item < items; item += gridDim.x, ++count) {
     const int round = kPersistent ? count : 0;
-    if constexpr (kPersistent) choose(item);
     const int first_step = round * query_tiles;
-    if (group >= groups) {
+    const int b = place.b();
+    const int h = place.h();
+    const int tile = place.block() * kGroups + group;
+    const bool busy = group < groups_at(place);
+    bool next_busy = false;
+    if constexpr (kPersistent) {
+      place.advance();
+      next_busy = item + static_cast<int>(gridDim.x) < items && group < groups_at(place);
+    }
+    if (!busy) {
       if constexpr (!kPersistent) return;
       // Nothing to do here, but the buffers wait for everybody.
       wait(own_full, round % 2);
@@ -136,55 +171,23 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       continue;
     }
-    const int row = (first_tile + group) * kTile + threadIdx.x % kWarpgroup / 32 * 16 + lane / 4;
-    Fragments k, v;
     float dk[32] = {};
     float dv[32] = {};
-    float x[32] = {};   // K Q^T
-    float dx[32] = {};  // V dO^T
     Fragments weights = {};
     Fragments dproducts = {};
-
-    wait(own_full, round % 2);
-    load_fragments(k, own_tiles + 2 * group * kTileBytes);
-    load_fragments(v, own_tiles + (2 * group + 1) * kTileBytes);
-    const std::uint32_t first = low_descriptor(tiles);
-    const auto tile_of = [&](int stage) { return first + stage * (2 * kTileBytes >> 4); };
-    RecordPart record;
-    float numbers_of[8][4];  // log-sum-exp and D of columns 8 n, 8 n + 1
-    const auto fetch = [&](auto half, int at) {
-      constexpr int kHalf = decltype(half)::value;
-      const int s = at % kStages;
-#pragma unroll
-      for (int n = 4 * kHalf; n < 4 * kHalf + 4; ++n) {
-        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                     : "=f"(numbers_of[n][0]), "=f"(numbers_of[n][1]), "=f"(numbers_of[n][2]), "=f"(numbers_of[n][3])
-                     : "r"(first_number + s * kStatisticsBytes + n * 64));
-      }
-      if constexpr (kGain) {
-        load_record_half<true, kHalf>(record, first_record + (s * kGroups + group) * kRecordBytes, offset);
-      }
-    };
-    constexpr std::integral_constant<int, 0> kFirstHalf;
-    constexpr std::integral_constant<int, 1> kSecondHalf;
-    const auto await = [&](int at) { wait(full + at % kStages, at / kStages % 2); };
-    const auto issue = [&](int at) {
-      const int s = at % kStages;
-      wgmma_fence();
-      multiply_rows<T>(x, k, tile_of(s));
-      multiply_rows<T>(dx, v, tile_of(s) + (kTileBytes >> 4));
-      wgmma_commit();
-    };
     pin(dk);
     pin(dv);
-    pin(x);
-    pin(dx);
-    await(first_step);
-    fetch(kFirstHalf, first_step);
-    issue(first_step);
-    wgmma_wait<0>();
-    pin(x);
-    pin(dx);
+    if (!ready) {
+      take(round);
+      pin(x);
+      pin(dx);
+      await(first_step);
+      fetch(kFirstHalf, first_step);
+      issue(first_step);
+      wgmma_wait<0>();
+      pin(x);
+      pin(dx);
+    }
     release(own_empty);  // not before a product has waited for the registers
     for (int t = 0; t < query_tiles; ++t) {
       const int step = first_step + t;
@@ -233,7 +236,9 @@ __global__ void __launch_bounds__(kThreads, 1)
       };
       wgmma_fence();
       add();
-      if (t + 1 < query_tiles) {
+      const bool more = t + 1 < query_tiles;
+      if (more || next_busy) {
+        if (!more) take(round + 1);
         await(step + 1);
         fetch(kFirstHalf, step + 1);
         issue(step + 1);
@@ -249,12 +254,21 @@ __global__ void __launch_bounds__(kThreads, 1)
       pin(dk);
       pin(dv);
     }
-    const int d = static_cast<int>(p.shape.dim);
+    ready = next_busy;
     const float dk_factor = kGain ? kLn2 : scale;  // gains were multiplied by scale * log2(e)
-    if (p.dk.data) store_rows<T>(dk, head_of<T>(p.dk, b, h), p.dk.token, row, nk, d, dk_factor, dk_factor);
-    if (p.dv.data) store_rows<T>(dv, head_of<T>(p.dv, b, h), p.dv.token, row, nk, d, 1.0f, 1.0f);
+    if (first_thread) wait_until_read();           // what the last item left
+    named_sync(1 + group, kWarpgroup);
+    leave_tile<T>(result, dk, dk_factor, dk_factor);
+    leave_tile<T>(result + kTileBytes, dv, 1.0f, 1.0f);
+    named_sync(1 + group, kWarpgroup);
+    if (first_thread) {
+      if (p.dk.data) store_box(&maps.dk, result, 0, tile * kTile, h, b);
+      if (p.dv.data) store_box(&maps.dv, result + kTileBytes, 0, tile * kTile, h, b);
+      commit_stores();
+    }
     if constexpr (!kPersistent) break;
   }
+  if (first_thread) wait_until_read();
 }
 
 template <class T, bool kGain>

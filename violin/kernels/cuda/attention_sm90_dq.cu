@@ -33,9 +33,10 @@ constexpr int kSumsRow = kTile * 4 + 32;
 constexpr int kSumsBytes = kTile * kSumsRow;
 
 constexpr int kOwnBytes = kImagesPerItem * 2 * kTileBytes;  // Q and dO of four images
+constexpr int kNumbersBytes = kStatisticsFloats * 4;        // statistics of an image's queries
 constexpr int kStageBytes = 2 * 2 * kTileBytes;             // K and V of two images
 template <bool kGain>
-constexpr int kSharedBytes = 1024 + kOwnBytes + kStagesOf<kGain> * kStageBytes +
+constexpr int kSharedBytes = 1024 + kOwnBytes + kStagesOf<kGain> * kStageBytes + kImagesPerItem * kNumbersBytes +
                              (kGain ? kRecords * kRecordBytes + 2 * kSumsBytes : 0) + 8 * (2 * kStagesOf<kGain> + 2);
 
 // An addition in L2 without a reply. Those of one thread to one address happen in its order.
@@ -52,11 +53,50 @@ __device__ __forceinline__ float4 load_four(std::uint32_t at) {
   return x;
 }
 
-// What a block does in one round of its walk.
+// Rows row and row + 8 of a warpgroup's accumulator to a head. The four lanes of a row swap their pairs until each has
+// eight neighbours: a quarter of the instructions, each with as many lines as before.
+template <class T>
+__device__ __forceinline__ void store_rows(const float (&c)[32], T* to, std::int64_t stride, int row, int rows, int d,
+                                           float factor) {
+  const int lane = threadIdx.x % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int g = 0; g < 2; ++g) {
+      std::uint32_t w[4];  // columns 8 n + 2 lane, n = 4 g ... 4 g + 3
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const int at = 4 * (4 * g + n) + 2 * half;
+        w[n] = pack<T>(c[at] * factor, c[at + 1] * factor);
+      }
+      const auto swap = [](std::uint32_t& x, int with) { x = __shfl_xor_sync(0xffffffffu, x, with); };
+      const bool odd = lane % 2 != 0;
+      std::uint32_t x = odd ? w[0] : w[1];
+      std::uint32_t y = odd ? w[2] : w[3];
+      swap(x, 1);
+      swap(y, 1);
+      const std::uint32_t low[2] = {odd ? x : w[0], odd ? w[1] : x};   // n = lane % 2 of lanes 0, 1 or of 2, 3
+      const std::uint32_t high[2] = {odd ? y : w[2], odd ? w[3] : y};  // n = 2 + lane % 2
+      const bool second = lane >= 2;
+      x = second ? low[0] : high[0];
+      y = second ? low[1] : high[1];
+      swap(x, 2);
+      swap(y, 2);
+      const int column = 8 * (4 * g + lane);
+      if (row + 8 * half < rows && column < d) {
+        *reinterpret_cast<uint4*>(to + (row + 8 * half) * stride + column) =
+            second ? make_uint4(x, y, high[0], high[1]) : make_uint4(low[0], low[1], x, y);
+      }
+    }
+  }
+}
+
+// What a block does in one round of its walk. The thread that loads works it out and leaves it in shared memory, in
+// turns in two places: others would keep it over the walk in local memory, and that is slower.
 struct Round {
   int first_image, query_tile, h, g;
-  bool is_first;       // of those that add to the same sums
-  bool starts_inside;  // sums go to the block's strip
+  int is_first;       // of those that add to the same sums
+  int starts_inside;  // sums go to the block's strip
 };
 
 template <class T, bool kGain, bool kNarrow>
@@ -64,10 +104,12 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     dq_kernel(const __grid_constant__ AttentionBackward p, const __grid_constant__ Maps maps, const Records records,
               const float* statistics, const Schedule schedule, const TableSums table_sums, float* strips) {
   constexpr int kStages = kStagesOf<kGain>;
+  __shared__ Round rounds[2];
   extern __shared__ unsigned char raw[];
   unsigned char* own_tiles = raw + (1024 - shared_address(raw) % 1024) % 1024;  // [image][q, dout]
   unsigned char* tiles = own_tiles + kOwnBytes;                                 // [kStages][group][k, v]
-  unsigned char* table = tiles + kStages * kStageBytes;
+  unsigned char* numbers = tiles + kStages * kStageBytes;                       // [image]
+  unsigned char* table = numbers + kImagesPerItem * kNumbersBytes;
   const std::uint32_t sums = shared_address(table + (kGain ? kRecords * kRecordBytes : 0));  // [group]
   const Barrier full(sums + (kGain ? 2 * kSumsBytes : 0));
   const Barrier empty = full + kStages;
@@ -83,23 +125,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   const int pairs = (query_tiles + kCluster - 1) / kCluster;
   const int rank = cluster_rank();
   const int first = static_cast<int>(schedule.first(blockIdx.x / kCluster));
-  const int count = static_cast<int>(schedule.first(blockIdx.x / kCluster + 1) - first);
-  // Items of the unit that the range starts in come last: all clusters then walk over the images in the same direction
-  // at about the same time, and K and V that one of them reads are still in L2 for the others.
-  const int head_start = (schedule.items_per_unit - first % schedule.items_per_unit) % schedule.items_per_unit;
-  const int shift = head_start < count ? head_start : 0;
-  const auto choose = [&](int n) {
-    const int item = first + (n + shift < count ? n + shift : n + shift - count);
-    const int unit = item / schedule.items_per_unit;
-    Round r;
-    r.first_image = item % schedule.items_per_unit * kImagesPerItem;
-    r.query_tile = unit % pairs * kCluster + rank;
-    r.h = unit / pairs % heads;
-    r.g = unit / pairs / heads;
-    r.is_first = item == first || item % schedule.items_per_unit == 0;
-    r.starts_inside = first % schedule.items_per_unit != 0 && unit == first / schedule.items_per_unit;
-    return r;
-  };
+  const int count = static_cast<int>(schedule.first(blockIdx.x / kCluster + 1)) - first;
   const auto key_tile_at = [&](int round, int t) { return round % 2 ? key_tiles - 1 - t : t; };
   const bool want_table = kGain && p.dgain != nullptr;
   const float scale = static_cast<float>(p.scale);
@@ -124,17 +150,21 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
       const int lane = threadIdx.x % 32;
       const int stride = static_cast<int>(table_sums.stride);
       for (int round = 0; round < count; ++round) {
-        const Round r = choose(round);
-        float* rows = r.starts_inside
-                          ? strips + static_cast<std::int64_t>(blockIdx.x) * kTile * stride
-                          : table_sums.data + ((static_cast<std::int64_t>(r.g) * heads + r.h) * table_sums.rows +
-                                               r.query_tile * kTile) *
-                                                  stride;
+        Round r{};
+        float* rows = nullptr;
         for (int t = 0; t < key_tiles; ++t) {
+          named_sync(kSumsFull, kConsumers + kCollectors);
+          if (t == 0) {
+            r = rounds[round % 2];
+            rows = r.starts_inside
+                       ? strips + static_cast<std::int64_t>(blockIdx.x) * kTile * stride
+                       : table_sums.data +
+                             ((static_cast<std::int64_t>(r.g) * heads + r.h) * table_sums.rows + r.query_tile * kTile) *
+                                 stride;
+          }
           const int column = key_tile_at(round, t) * kTile + lane % 16 * 4;
           // The second of two query tiles may not exist.
           const bool inside = column < stride && r.query_tile < query_tiles;
-          named_sync(kSumsFull, kConsumers + kCollectors);
           if (inside) {
 #pragma unroll 2
             for (int row = 2 * (warp - 1) + lane / 16; row < kTile; row += kCollectors / 16) {
@@ -161,6 +191,22 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
       return;
     }
     if (threadIdx.x != kConsumers) return;
+    // Items of the unit that the range starts in come last: all clusters then walk over the images in the same
+    // direction at about the same time, and K and V that one of them reads are still in L2 for the others.
+    const int head_start = (schedule.items_per_unit - first % schedule.items_per_unit) % schedule.items_per_unit;
+    const int shift = head_start < count ? head_start : 0;
+    const auto choose = [&](int n) {
+      const int item = first + (n + shift < count ? n + shift : n + shift - count);
+      const int unit = item / schedule.items_per_unit;
+      Round r;
+      r.first_image = item % schedule.items_per_unit * kImagesPerItem;
+      r.query_tile = unit % pairs * kCluster + rank;
+      r.h = unit / pairs % heads;
+      r.g = unit / pairs / heads;
+      r.is_first = item == first || item % schedule.items_per_unit == 0;
+      r.starts_inside = first % schedule.items_per_unit != 0 && unit == first / schedule.items_per_unit;
+      return r;
+    };
     int step = 0;
     for (int round = 0; round < count; ++round) {
       const Round r = choose(round);
@@ -168,10 +214,16 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
       // Past the last image the last one is loaded again; its weights are then 0.
       const auto image = [&](int x) { return r.g + min(r.first_image + x, images - 1) * groups; };
       if (round > 0) wait(own_empty, (round - 1) % 2);
-      arrive_and_expect(own_full, kOwnBytes);
+      rounds[round % 2] = r;
+      arrive_and_expect(own_full, kOwnBytes + kImagesPerItem * kNumbersBytes);
       for (int x = 0; x < kImagesPerItem; ++x) {
         copy_box(own_tiles + 2 * x * kTileBytes, &maps.q, own_full, 0, r.query_tile * kTile, r.h, image(x));
         copy_box(own_tiles + (2 * x + 1) * kTileBytes, &maps.dout, own_full, 0, r.query_tile * kTile, r.h, image(x));
+        copy_bytes(numbers + x * kNumbersBytes,
+                   statistics + ((static_cast<std::int64_t>(image(x)) * heads + r.h) * query_tiles +
+                                 min(r.query_tile, query_tiles - 1)) *
+                                    kStatisticsFloats,
+                   kNumbersBytes, own_full);
       }
       for (int t = 0; t < key_tiles; ++t, ++step) {
         const int key_tile = key_tile_at(round, t);
@@ -236,25 +288,28 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   };
   constexpr std::integral_constant<int, 0> kFirstHalf;
   constexpr std::integral_constant<int, 1> kSecondHalf;
+  const std::uint32_t first_number = shared_address(numbers) + statistics_at(local_row) * 4;
   std::uint32_t own_sums = sums + group * kSumsBytes + local_row * kSumsRow + lane % 4 * 8;
   asm volatile("" : "+r"(own_sums));  // not computed again in every step
 
   for (int round = 0; round < count; ++round) {
-    const Round r = choose(round);
-    const int first_image = r.first_image + group * kImagesPerGroup;
-    const int row = r.query_tile * kTile + local_row;
+    wait(own_full, round % 2);
     float lse[kImagesPerGroup][2], delta[kImagesPerGroup][2];
+    {
+      const Round r = rounds[round % 2];
 #pragma unroll
-    for (int i = 0; i < kImagesPerGroup; ++i) {
-      const bool valid = first_image + i < images && r.query_tile < query_tiles;
-      const std::int64_t b = r.g + static_cast<std::int64_t>(valid ? first_image + i : 0) * p.shape.groups;
-      const float* from = statistics +
-                          ((b * heads + r.h) * query_tiles + min(r.query_tile, query_tiles - 1)) * kStatisticsFloats +
-                          statistics_at(local_row);
+      for (int i = 0; i < kImagesPerGroup; ++i) {
+        const int x = group * kImagesPerGroup + i;
+        const bool valid = r.first_image + x < images && r.query_tile < query_tiles;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        lse[i][half] = valid ? from[16 * half] : INFINITY;
-        delta[i][half] = from[16 * half + 2];
+        for (int half = 0; half < 2; ++half) {
+          float number[2];
+          asm volatile("ld.shared.f32 %0, [%2];\nld.shared.f32 %1, [%2 + 8];"
+                       : "=f"(number[0]), "=f"(number[1])
+                       : "r"(first_number + x * kNumbersBytes + 64 * half));
+          lse[i][half] = valid ? number[0] : INFINITY;
+          delta[i][half] = number[1];
+        }
       }
     }
     float dq[kImagesPerGroup][32] = {};
@@ -279,7 +334,6 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
       if (lane < kCluster) arrive_at(empty + slot(at, image), lane);
     };
 
-    wait(own_full, round % 2);
     const int first_step = round * key_tiles;
     await(first_step, 0);
     fetch(kFirstHalf, first_step);
@@ -376,14 +430,16 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
         if (!more) release_all(step, i);
       }
     }
+    const Round r = rounds[round % 2];
     release(own_empty);
     if (p.dq.data) {
 #pragma unroll
       for (int i = 0; i < kImagesPerGroup; ++i) {
-        if (first_image + i < images) {
-          const std::int64_t b = r.g + static_cast<std::int64_t>(first_image + i) * p.shape.groups;
-          store_rows<T>(dq[i], head_of<T>(p.dq, b, r.h), p.dq.token, row, nq, static_cast<int>(p.shape.dim), dq_factor,
-                        dq_factor);
+        const int x = r.first_image + group * kImagesPerGroup + i;
+        if (x < images) {
+          const std::int64_t b = r.g + static_cast<std::int64_t>(x) * p.shape.groups;
+          store_rows<T>(dq[i], head_of<T>(p.dq, b, r.h), p.dq.token, r.query_tile * kTile + local_row, nq,
+                        static_cast<int>(p.shape.dim), dq_factor);
         }
       }
     }

@@ -1,8 +1,9 @@
 // Forward pass on Hopper. A block owns 256 queries of one (image, head): four warpgroups of 64 queries each and one
 // warp that keeps bulk copies of K, V and table tiles in flight, three tiles of 64 keys deep. Within a warpgroup the
 // next product with K is issued before the product with V, so that the softmax waits for the former alone and starts
-// beside the latter. Images are the fastest grid index: neighbours in time share a table tile, which then comes from
-// L2.
+// beside the latter; that of the next item's first keys is issued in the last step. Results go through the place of the
+// queries in shared memory. Images are the fastest grid index: neighbours in time share a table tile, which then comes
+// from L2.
 #include "violin/kernels/cuda/attention_sm90.cuh"
 
 namespace violin::kernels::cuda::sm90 {
@@ -44,17 +45,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int query_blocks = (query_tiles + kGroups - 1) / kGroups;
   const int items = batch * query_blocks * static_cast<int>(p.shape.heads);
   const int group = warpgroup();
-  // What a block does in its nth round: image b, head h, query tiles first_tile ... first_tile + groups - 1.
-  int b, h, first_tile, groups;
-  const auto choose = [&](int item) {
-    b = item % batch;
-    first_tile = item / batch % query_blocks * kGroups;
-    h = item / batch / query_blocks;
-    groups = min(kGroups, query_tiles - first_tile);
-  };
-
-  choose(blockIdx.x);
-  const int users = 4 * (kPersistent ? kGroups : groups);  // warps that read a buffer
+  // What a block does in a round: a tile of queries for each of groups_at() warpgroups.
+  Place place(batch, query_blocks, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+  const auto groups_at = [&](const Place& at) { return min(kGroups, query_tiles - at.block() * kGroups); };
+  const int users = 4 * (kPersistent ? kGroups : groups_at(place));  // warps that read a buffer
 
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
@@ -73,24 +67,25 @@ __global__ void __launch_bounds__(kThreads, 1)
     give_registers<kProducerRegisters>();
     if (threadIdx.x != kGroups * kWarpgroup) return;
     int step = 0;
-    for (int item = blockIdx.x, round = 0; item < items; item += gridDim.x, ++round) {
-      if constexpr (kPersistent) choose(item);
+    for (int item = blockIdx.x, round = 0; item < items; item += gridDim.x, ++round, place.advance()) {
+      const int groups = groups_at(place);
+      const int first_tile = place.block() * kGroups;
       if (round >= 2) wait(q_empty + round % 2, (round / 2 - 1) % 2);
       arrive_and_expect(q_full + round % 2, groups * kTileBytes);
       for (int x = 0; x < groups; ++x) {
         copy_box(q_tiles + (round % 2 * kGroups + x) * kTileBytes, &maps.q, q_full + round % 2, 0,
-                 (first_tile + x) * kTile, h, b);
+                 (first_tile + x) * kTile, place.h(), place.b());
       }
       for (int t = 0; t < key_tiles; ++t, ++step) {
         const int s = step % kStages;
         if (step >= kStages) wait(empty + s, (step / kStages - 1) % 2);
         arrive_and_expect(full + s, 2 * kTileBytes + (kGain ? groups * kRecordBytes : 0));
-        copy_box(kv_tiles + s * 2 * kTileBytes, &maps.k, full + s, 0, t * kTile, h, b);
-        copy_box(kv_tiles + s * 2 * kTileBytes + kTileBytes, &maps.v, full + s, 0, t * kTile, h, b);
+        copy_box(kv_tiles + s * 2 * kTileBytes, &maps.k, full + s, 0, t * kTile, place.h(), place.b());
+        copy_box(kv_tiles + s * 2 * kTileBytes + kTileBytes, &maps.v, full + s, 0, t * kTile, place.h(), place.b());
         if constexpr (kGain) {
           copy_bytes(table + s * kGroups * kRecordBytes,
-                     records.at(b % table_groups, h, query_tiles, key_tiles, first_tile, t), groups * kRecordBytes,
-                     full + s);
+                     records.at(place.b() % table_groups, place.h(), query_tiles, key_tiles, first_tile, t),
+                     groups * kRecordBytes, full + s);
         }
       }
       if constexpr (!kPersistent) break;
@@ -104,13 +99,44 @@ __global__ void __launch_bounds__(kThreads, 1)
   const float factor = static_cast<float>(p.scale) * kLog2e;
   const std::uint32_t first_record = shared_address(table);
   const std::uint32_t offset = record_offset<false>();
+  const bool first_thread = threadIdx.x % kWarpgroup == 0;
+  const std::uint32_t first_q = low_descriptor(q_tiles) + group * (kTileBytes >> 4);
+  const auto q_tile = [&](int round) { return first_q + round % 2 * kGroups * (kTileBytes >> 4); };
+  const std::uint32_t first_kv = low_descriptor(kv_tiles);
+  const auto kv_tile = [&](int stage) { return first_kv + stage * (2 * kTileBytes >> 4); };
+  RecordPart record;
+  const auto fetch = [&](int stage) {
+    if constexpr (kGain) {
+      const std::uint32_t at = first_record + (stage * kGroups + group) * kRecordBytes;
+      load_record_half<false, 0>(record, at, offset);
+      load_record_half<false, 1>(record, at, offset);
+    }
+  };
+  float z[32];
+  bool ready = false;   // z holds the first logits of the item
+  bool stored = false;  // the last round's place of queries is still being read
+  const auto settle = [&](int round) {
+    if (!stored) return;
+    if (first_thread) wait_until_read();
+    release(q_empty + (round + 1) % 2);
+    stored = false;
+  };
   // Steps are counted from the round, not on the way: the compiler then knows that all threads agree.
   for (int item = blockIdx.x, count = 0; item < items; item += gridDim.x, ++count) {
     const int round = kPersistent ? count : 0;
-    if constexpr (kPersistent) choose(item);
     const int first_step = round * key_tiles;
-    if (group >= groups) {
+    const int b = place.b();
+    const int h = place.h();
+    const int first_tile = place.block() * kGroups;
+    const bool busy = group < groups_at(place);
+    bool next_busy = false;
+    if constexpr (kPersistent) {
+      place.advance();
+      next_busy = item + static_cast<int>(gridDim.x) < items && group < groups_at(place);
+    }
+    if (!busy) {
       if constexpr (!kPersistent) return;
+      settle(round);
       // Nothing to do here, but the buffers wait for everybody.
       wait(q_full + round % 2, round / 2 % 2);
       release(q_empty + round % 2);
@@ -120,32 +146,21 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       continue;
     }
-    const int row = (first_tile + group) * kTile + threadIdx.x % kWarpgroup / 32 * 16 + lane / 4;
-    float z[32];
     float sum[32] = {};
     float maximum[2] = {-INFINITY, -INFINITY};
     float total[2] = {0, 0};
     Fragments weights = {};
 
-    wait(q_full + round % 2, round / 2 % 2);
-    const std::uint32_t q_tile = low_descriptor(q_tiles) + (round % 2 * kGroups + group) * (kTileBytes >> 4);
-    const std::uint32_t first_kv = low_descriptor(kv_tiles);
-    const auto kv_tile = [&](int stage) { return first_kv + stage * (2 * kTileBytes >> 4); };
-    RecordPart record;
-    const auto fetch = [&](int stage) {
-      if constexpr (kGain) {
-        const std::uint32_t at = first_record + (stage * kGroups + group) * kRecordBytes;
-        load_record_half<false, 0>(record, at, offset);
-        load_record_half<false, 1>(record, at, offset);
-      }
-    };
-    wait(full + first_step % kStages, first_step / kStages % 2);
-    wgmma_fence();
-    multiply_rows<T>(z, q_tile, kv_tile(first_step % kStages));
-    wgmma_commit();
-    fetch(first_step % kStages);
-    wgmma_wait<0>();
-    pin(z);
+    if (!ready) {
+      wait(q_full + round % 2, round / 2 % 2);
+      wait(full + first_step % kStages, first_step / kStages % 2);
+      wgmma_fence();
+      multiply_rows<T>(z, q_tile(round), kv_tile(first_step % kStages));
+      wgmma_commit();
+      fetch(first_step % kStages);
+      wgmma_wait<0>();
+      pin(z);
+    }
     for (int t = 0; t < key_tiles; ++t) {
       const int step = first_step + t;
       const int s = step % kStages;
@@ -200,7 +215,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       pin(weights);
       if (t > 0) release(empty + (step + kStages - 1) % kStages);
       const int next = (step + 1) % kStages;
-      if (t + 1 < key_tiles) {
+      const bool more = t + 1 < key_tiles;
+      if (t == 1 || !more) settle(round);
+      if (more || next_busy) {
+        if (!more) wait(q_full + (round + 1) % 2, (round + 1) / 2 % 2);
         wait(full + next, (step + 1) / kStages % 2);
         fetch(next);
       }
@@ -245,10 +263,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       pack_tile<T>(weights, z);
       pin(sum);
       const std::uint32_t v_tile = kv_tile(s) + (kTileBytes >> 4);
-      if (t + 1 < key_tiles) {
+      if (more || next_busy) {
         pin(z);
         wgmma_fence();
-        multiply_rows<T>(z, q_tile, kv_tile(next));
+        multiply_rows<T>(z, q_tile(more ? round : round + 1), kv_tile(next));
         wgmma_commit();
         multiply_add<T>(sum, weights, v_tile);
         wgmma_commit();
@@ -262,9 +280,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     wgmma_wait<0>();
     pin(sum);
+    ready = next_busy;
     release(empty + (first_step + key_tiles - 1) % kStages);
-    release(q_empty + round % 2);
     float inverse[2];
+    const int tile = first_tile + group;
+    const int row = tile * kTile + threadIdx.x % kWarpgroup / 32 * 16 + lane / 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       total[half] += __shfl_xor_sync(0xffffffffu, total[half], 1);
@@ -275,10 +295,17 @@ __global__ void __launch_bounds__(kThreads, 1)
             (maximum[half] + log2f(total[half])) * kLn2;
       }
     }
-    store_rows<T>(sum, head_of<T>(p.out, b, h), p.out.token, row, nq, static_cast<int>(p.shape.dim), inverse[0],
-                  inverse[1]);
+    unsigned char* place_of_q = q_tiles + (round % 2 * kGroups + group) * kTileBytes;
+    leave_tile<T>(place_of_q, sum, inverse[0], inverse[1]);
+    named_sync(1 + group, kWarpgroup);
+    if (first_thread) {
+      store_box(&maps.out, place_of_q, 0, tile * kTile, h, b);
+      commit_stores();
+    }
+    stored = true;
     if constexpr (!kPersistent) break;
   }
+  if (stored && first_thread) wait_until_read();
 }
 
 template <class T, bool kGain>

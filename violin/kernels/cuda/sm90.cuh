@@ -80,6 +80,25 @@ __device__ __forceinline__ void copy_bytes(void* to, const void* from, std::uint
                : "memory");
 }
 
+// A box from shared memory to where the map says; what lies outside is not written. The store belongs to the calling
+// thread's group, which commit_stores ends; wait_until_read waits until nothing of the thread's groups is left to read.
+// What other threads wrote to shared memory must be behind their fence_stores and a barrier.
+__device__ __forceinline__ void store_box(const CUtensorMap* map, const void* from, int column, int row, int head,
+                                          int image) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+               "r"(shared_address(from)), "r"(column), "r"(row), "r"(head), "r"(image)
+               : "memory");
+}
+__device__ __forceinline__ void commit_stores() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+__device__ __forceinline__ void wait_until_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+__device__ __forceinline__ void fence_stores() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 // Clusters of blocks.
 __device__ __forceinline__ int cluster_rank() {
   std::uint32_t rank;
@@ -178,6 +197,13 @@ __device__ __forceinline__ void load_matrices(std::uint32_t (&to)[4], std::uint3
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                  : "r"(row));
   }
+}
+
+// The inverse without transposition.
+__device__ __forceinline__ void store_matrices(std::uint32_t row, const std::uint32_t (&from)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row), "r"(from[0]), "r"(from[1]),
+               "r"(from[2]), "r"(from[3])
+               : "memory");
 }
 
 // C [64,64] = A [64,16] B [16,64] (+ C when add), both from shared memory.
