@@ -225,17 +225,6 @@ class Place {
   int b_, block_, h_;
 };
 
-// Multiprocessors of the current device: the persistent kernels start one block on each.
-inline int processors() {
-  int device = 0;
-  int count = 0;
-  if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
-    return 132;
-  }
-  return count;
-}
-
 struct Maps {
   CUtensorMap q, k, v, out;      // out: of the forward pass
   CUtensorMap dout, dq, dk, dv;  // of the backward pass; without a gradient the map is empty

@@ -41,6 +41,17 @@ constexpr std::size_t align256(std::size_t n) {
   return (n + 255) / 256 * 256;
 }
 
+// Multiprocessors of the current device.
+inline int processors() {
+  int device = 0;
+  int count = 0;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
+    return 132;
+  }
+  return count;
+}
+
 // D [B,h,Nq] = rowsum(dO o O), as float (double for double inputs).
 cudaError_t launch_delta(const AttentionBackward& p, void* delta, cudaStream_t stream);
 

@@ -137,11 +137,12 @@ cudaError_t forward(const DecayMaskForward& p, T* table, cudaStream_t stream) {
       e != cudaSuccess) {
     return e;
   }
-  const std::int64_t chunks = ceil_div(size, kRows);
-  const std::int64_t wanted = ceil_div(plan.large ? kFewBlocks : kManyBlocks, m.heads * m.groups);
-  const dim3 grid(static_cast<unsigned>(chunks < wanted ? chunks : wanted), static_cast<unsigned>(m.heads),
-                  static_cast<unsigned>(m.groups));
-  kernel<<<grid, plan.large ? kLarge : kThreads, plan.shared, stream>>>(p, table);
+  const int threads = plan.large ? kLarge : kThreads;
+  constexpr std::int64_t kMost = 4096;
+  const std::int64_t blocks =
+      share_chunks(kernel, threads, plan.shared, ceil_div(size, kRows), m.heads * m.groups, kMost);
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(m.heads), static_cast<unsigned>(m.groups));
+  kernel<<<grid, threads, plan.shared, stream>>>(p, table);
   return cudaGetLastError();
 }
 

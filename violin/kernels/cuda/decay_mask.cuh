@@ -17,8 +17,6 @@ constexpr int kRows = 16;  // rows of M that a block takes at a time
 constexpr int kTableBytes =
     160 * 1024;  // rows of powers that are copied to shared memory; more are gathered from cache
 constexpr int kSmallTableBytes = 40 * 1024;
-constexpr int kFewBlocks = 132;
-constexpr int kManyBlocks = 1024;
 
 // 2^x and the splitting of log2 gamma, per type.
 __device__ __forceinline__ float power(float x) {
@@ -220,6 +218,29 @@ GatherPlan plan_gather(const DecayMask& m, std::int64_t lanes) {
   // takes many rows.
   return {copied, copied && bytes > kSmallTableBytes,
           (copied ? bytes : 0) + static_cast<std::size_t>(m.curves * m.axes) * sizeof(RowRanks)};
+}
+
+// How many blocks share the chunks of a head, so that those of all heads fill the device and end at about the same
+// time. A block's own preparations count as half a chunk.
+template <class Kernel>
+std::int64_t share_chunks(Kernel kernel, int threads, std::size_t shared, std::int64_t chunks, std::int64_t heads,
+                          std::int64_t most) {
+  int per_processor = 0;
+  if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, kernel, threads, shared) != cudaSuccess ||
+      per_processor == 0) {
+    per_processor = 1;
+  }
+  const std::int64_t resident = static_cast<std::int64_t>(per_processor) * processors();
+  std::int64_t best = 1;
+  std::int64_t least = 0;
+  for (std::int64_t blocks = 1; blocks <= chunks && blocks <= most; ++blocks) {
+    const std::int64_t cost = ceil_div(blocks * heads, resident) * (2 * ceil_div(chunks, blocks) + 1);
+    if (blocks == 1 || cost < least) {
+      best = blocks;
+      least = cost;
+    }
+  }
+  return best;
 }
 
 }  // namespace violin::kernels::cuda

@@ -241,12 +241,10 @@ cudaError_t start_gathering(const DecayMaskBackward& p, T* table, double* parts,
     return e;
   }
   const std::int64_t blocks = ceil_div(m.curves, kLanes);
-  const std::int64_t chunks = m.groups * ceil_div(m.tokens, kRows);
-  const std::int64_t wanted = ceil_div(plan.large ? kFewBlocks : kManyBlocks, m.heads * blocks);
-  shares = chunks < wanted ? chunks : wanted;
-  shares = shares < kShares ? shares : kShares;
+  const int threads = plan.large ? kLarge : kThreads;
+  shares = share_chunks(kernel, threads, plan.shared, m.groups * ceil_div(m.tokens, kRows), m.heads * blocks, kShares);
   const dim3 grid(static_cast<unsigned>(shares), static_cast<unsigned>(m.heads), static_cast<unsigned>(blocks));
-  kernel<<<grid, plan.large ? kLarge : kThreads, plan.shared, stream>>>(p, table, parts);
+  kernel<<<grid, threads, plan.shared, stream>>>(p, table, parts);
   return cudaGetLastError();
 }
 
