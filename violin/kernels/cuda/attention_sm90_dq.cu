@@ -36,8 +36,9 @@ constexpr int kOwnBytes = kImagesPerItem * 2 * kTileBytes;  // Q and dO of four 
 constexpr int kNumbersBytes = kStatisticsFloats * 4;        // statistics of an image's queries
 constexpr int kStageBytes = 2 * 2 * kTileBytes;             // K and V of two images
 template <bool kGain>
-constexpr int kSharedBytes = 1024 + kOwnBytes + kStagesOf<kGain> * kStageBytes + kImagesPerItem * kNumbersBytes +
-                             (kGain ? kRecords * kRecordBytes + 2 * kSumsBytes : 0) + 8 * (2 * kStagesOf<kGain> + 2);
+constexpr int kSharedBytes =
+    1024 + kOwnBytes + kStagesOf<kGain> * kStageBytes + kImagesPerItem * kNumbersBytes +
+    (kGain ? kRecords * kRecordBytes + 2 * kSumsBytes : 0) + 8 * (2 * kStagesOf<kGain> + 2 * kImagesPerGroup);
 
 // An addition in L2 without a reply. Those of one thread to one address happen in its order.
 __device__ __forceinline__ void add_four(float* at, const float4& x) {
@@ -52,6 +53,8 @@ __device__ __forceinline__ float4 load_four(std::uint32_t at) {
                : "memory");
   return x;
 }
+
+constexpr int kRounds = 4;
 
 // Rows row and row + 8 of a warpgroup's accumulator to a head. The four lanes of a row swap their pairs until each has
 // eight neighbours: a quarter of the instructions, each with as many lines as before.
@@ -92,7 +95,7 @@ __device__ __forceinline__ void store_rows(const float (&c)[32], T* to, std::int
 }
 
 // What a block does in one round of its walk. The thread that loads works it out and leaves it in shared memory, in
-// turns in two places: others would keep it over the walk in local memory, and that is slower.
+// turns in four places: others would keep it over the walk in local memory, and that is slower.
 struct Round {
   int first_image, query_tile, h, g;
   int is_first;       // of those that add to the same sums
@@ -104,7 +107,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     dq_kernel(const __grid_constant__ AttentionBackward p, const __grid_constant__ Maps maps, const Records records,
               const float* statistics, const Schedule schedule, const TableSums table_sums, float* strips) {
   constexpr int kStages = kStagesOf<kGain>;
-  __shared__ Round rounds[2];
+  __shared__ Round rounds[kRounds];
   extern __shared__ unsigned char raw[];
   unsigned char* own_tiles = raw + (1024 - shared_address(raw) % 1024) % 1024;  // [image][q, dout]
   unsigned char* tiles = own_tiles + kOwnBytes;                                 // [kStages][group][k, v]
@@ -113,8 +116,8 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   const std::uint32_t sums = shared_address(table + (kGain ? kRecords * kRecordBytes : 0));  // [group]
   const Barrier full(sums + (kGain ? 2 * kSumsBytes : 0));
   const Barrier empty = full + kStages;
-  const Barrier own_full = empty + kStages;
-  const Barrier own_empty = own_full + 1;
+  const Barrier own_full = empty + kStages;  // of the warpgroups' first images, of their second
+  const Barrier own_empty = own_full + kImagesPerGroup;
 
   const int nq = static_cast<int>(p.shape.queries);
   const int nk = static_cast<int>(p.shape.keys);
@@ -136,8 +139,10 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
       init(full + s, 1);
       init(empty + s, 8 * kCluster);  // warps of all blocks
     }
-    init(own_full, 1);
-    init(own_empty, 8);
+    for (int i = 0; i < kImagesPerGroup; ++i) {
+      init(own_full + i, 1);
+      init(own_empty + i, 8);
+    }
     fence_init();
   }
   cluster_sync();
@@ -155,7 +160,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
         for (int t = 0; t < key_tiles; ++t) {
           named_sync(kSumsFull, kConsumers + kCollectors);
           if (t == 0) {
-            r = rounds[round % 2];
+            r = rounds[round % kRounds];
             rows = r.starts_inside
                        ? strips + static_cast<std::int64_t>(blockIdx.x) * kTile * stride
                        : table_sums.data +
@@ -213,17 +218,20 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
       const int groups = static_cast<int>(p.shape.groups);
       // Past the last image the last one is loaded again; its weights are then 0.
       const auto image = [&](int x) { return r.g + min(r.first_image + x, images - 1) * groups; };
-      if (round > 0) wait(own_empty, (round - 1) % 2);
-      rounds[round % 2] = r;
-      arrive_and_expect(own_full, kOwnBytes + kImagesPerItem * kNumbersBytes);
-      for (int x = 0; x < kImagesPerItem; ++x) {
-        copy_box(own_tiles + 2 * x * kTileBytes, &maps.q, own_full, 0, r.query_tile * kTile, r.h, image(x));
-        copy_box(own_tiles + (2 * x + 1) * kTileBytes, &maps.dout, own_full, 0, r.query_tile * kTile, r.h, image(x));
-        copy_bytes(numbers + x * kNumbersBytes,
-                   statistics + ((static_cast<std::int64_t>(image(x)) * heads + r.h) * query_tiles +
-                                 min(r.query_tile, query_tiles - 1)) *
-                                    kStatisticsFloats,
-                   kNumbersBytes, own_full);
+      rounds[round % kRounds] = r;
+      for (int i = 0; i < kImagesPerGroup; ++i) {
+        if (round > 0) wait(own_empty + i, (round - 1) % 2);
+        arrive_and_expect(own_full + i, 2 * (2 * kTileBytes + kNumbersBytes));
+        for (int x = i; x < kImagesPerItem; x += kImagesPerGroup) {
+          copy_box(own_tiles + 2 * x * kTileBytes, &maps.q, own_full + i, 0, r.query_tile * kTile, r.h, image(x));
+          copy_box(own_tiles + (2 * x + 1) * kTileBytes, &maps.dout, own_full + i, 0, r.query_tile * kTile, r.h,
+                   image(x));
+          copy_bytes(numbers + x * kNumbersBytes,
+                     statistics + ((static_cast<std::int64_t>(image(x)) * heads + r.h) * query_tiles +
+                                   min(r.query_tile, query_tiles - 1)) *
+                                      kStatisticsFloats,
+                     kNumbersBytes, own_full + i);
+        }
       }
       for (int t = 0; t < key_tiles; ++t, ++step) {
         const int key_tile = key_tile_at(round, t);
@@ -293,10 +301,10 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   asm volatile("" : "+r"(own_sums));  // not computed again in every step
 
   for (int round = 0; round < count; ++round) {
-    wait(own_full, round % 2);
+    for (int i = 0; i < kImagesPerGroup; ++i) wait(own_full + i, round % 2);
     float lse[kImagesPerGroup][2], delta[kImagesPerGroup][2];
     {
-      const Round r = rounds[round % 2];
+      const Round r = rounds[round % kRounds];
 #pragma unroll
       for (int i = 0; i < kImagesPerGroup; ++i) {
         const int x = group * kImagesPerGroup + i;
@@ -344,6 +352,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     pin(dx);
     pin(dq[0]);
     pin(dq[1]);
+    if (key_tiles == 1) release(own_empty);
     Fragments dproducts = {};
     for (int t = 0; t < key_tiles; ++t) {
       const int step = first_step + t;
@@ -428,11 +437,12 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
         pin(dx);
         pin(dq[i]);
         if (!more) release_all(step, i);
+        // The last product with the next image's Q and dO is done: those of the next round may come.
+        if (more && next_step + 1 == first_step + key_tiles) release(own_empty + kNext[i]);
       }
     }
-    const Round r = rounds[round % 2];
-    release(own_empty);
     if (p.dq.data) {
+      const Round r = rounds[round % kRounds];
 #pragma unroll
       for (int i = 0; i < kImagesPerGroup; ++i) {
         const int x = r.first_image + group * kImagesPerGroup + i;
