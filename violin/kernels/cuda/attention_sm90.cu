@@ -284,7 +284,6 @@ cudaError_t launch_sm90(const AttentionBackward& p, void* scratch, cudaStream_t 
   if (e == cudaSuccess) e = sm90::make_map(maps.k, p.k, s, s.keys, p.dtype);
   if (e == cudaSuccess) e = sm90::make_map(maps.v, p.v, s, s.keys, p.dtype);
   if (e == cudaSuccess) e = sm90::make_map(maps.dout, p.dout, s, s.queries, p.dtype);
-  if (e == cudaSuccess) e = sm90::make_map(maps.dq, p.dq, s, s.queries, p.dtype);
   if (e == cudaSuccess) e = sm90::make_map(maps.dk, p.dk, s, s.keys, p.dtype);
   if (e == cudaSuccess) e = sm90::make_map(maps.dv, p.dv, s, s.keys, p.dtype);
   if (e == cudaSuccess) e = sm90::make_records(p.gain, s, p.dtype, base + l.records, records, stream);

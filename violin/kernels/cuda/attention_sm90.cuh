@@ -91,7 +91,7 @@ __device__ __forceinline__ void load_fragments(Fragments& to, const unsigned cha
   for (int k = 0; k < 4; ++k) load_matrices<false>(to[k], fragment_address(tile, k));
 }
 // A warpgroup's accumulator, times a factor for rows 0-7 and one for rows 8-15 of each warp, as a tile in shared memory
-// that a bulk store can read once all have passed a barrier.
+// that a bulk store can read once all have passed fence_stores and a barrier.
 template <class T>
 __device__ __forceinline__ void leave_tile(unsigned char* tile, const float (&c)[32], float factor0, float factor1) {
 #pragma unroll
@@ -104,7 +104,6 @@ __device__ __forceinline__ void leave_tile(unsigned char* tile, const float (&c)
     }
     store_matrices(fragment_address(tile, k), part);
   }
-  fence_stores();
 }
 
 // A thread's part of a record: the numbers of accumulators 8 q + 2 e and 8 q + 2 e + 1 in parts[q][e]. While products
@@ -226,8 +225,8 @@ class Place {
 };
 
 struct Maps {
-  CUtensorMap q, k, v, out;      // out: of the forward pass
-  CUtensorMap dout, dq, dk, dv;  // of the backward pass; without a gradient the map is empty
+  CUtensorMap q, k, v, out;  // out: of the forward pass
+  CUtensorMap dout, dk, dv;  // of the backward pass; without a gradient the map is empty
 };
 
 // Sums for the gain's gradient, [G, h, rows, stride], rows padded to tiles and columns to eights so that no row needs a

@@ -260,6 +260,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     named_sync(1 + group, kWarpgroup);
     leave_tile<T>(result, dk, dk_factor, dk_factor);
     leave_tile<T>(result + kTileBytes, dv, 1.0f, 1.0f);
+    fence_stores();
     named_sync(1 + group, kWarpgroup);
     if (first_thread) {
       if (p.dk.data) store_box(&maps.dk, result, 0, tile * kTile, h, b);

@@ -296,7 +296,9 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
     }
     unsigned char* place_of_q = q_tiles + (round % 2 * kGroups + group) * kTileBytes;
+    named_sync(1 + group, kWarpgroup);  // no warp's products read the queries any more
     leave_tile<T>(place_of_q, sum, inverse[0], inverse[1]);
+    fence_stores();
     named_sync(1 + group, kWarpgroup);
     if (first_thread) {
       store_box(&maps.out, place_of_q, 0, tile * kTile, h, b);
