@@ -96,6 +96,9 @@ CASES = [
     (2, 2, 70, 70, 100, 1, "g", "odd"), (2, 2, 70, 70, 3, 1, "gbs", "plain"), (33, 2, 66, 66, 64, 1, "g", "packed"),
     (40, 1, 197, 197, 64, 1, "gbs", "packed"), (1, 1, 5, 1296, 64, 1, "g", "plain"), (2, 1, 1296, 9, 64, 1, "g", "plain"),
     (70, 6, 196, 196, 64, 1, "m", "packed"),
+    # Several rounds of a persistent grid, with blocks of tiles that are not full and last tiles that are narrow.
+    (60, 6, 300, 300, 64, 1, "g", "packed"), (24, 6, 1025, 1025, 64, 1, "g", "packed"), (200, 6, 65, 65, 64, 1, "g", "tokens"),
+    (150, 6, 40, 40, 32, 1, "g", "packed"), (90, 6, 197, 197, 64, 1, "", "tokens"),
 ]
 
 
