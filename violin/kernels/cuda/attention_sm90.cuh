@@ -14,6 +14,9 @@
 
 #include <cuda.h>
 
+#include <algorithm>
+#include <cstdlib>
+
 #include "violin/kernels/cuda/common.cuh"
 #include "violin/kernels/cuda/sm90.cuh"
 
@@ -188,41 +191,54 @@ __device__ __forceinline__ void multiply_add(float (&c)[32], const Fragments& a,
   for (int k = 0; k < 4; ++k) wgmma<T, 1>(c, a[k], descriptor(b + k * kRowStep), true);
 }
 
-// Where a persistent block is among all (image, block of tiles, head), images fastest. Going on by the size of the grid
-// takes no division.
+// Where a persistent block is among all items, in the order (image of a chunk, block of tiles, chunk of images, head),
+// images fastest: neighbours in time share a table tile, and a chunk's other side stays in L2 while its blocks pass.
+// Going on by the size of the grid takes no division.
 class Place {
  public:
-  __device__ __forceinline__ Place(int batch, int blocks, int first, int step)
-      : batch_(batch),
-        blocks_(blocks),
-        step_b_(step % batch),
-        step_block_(step / batch % blocks),
-        step_h_(step / batch / blocks),
-        b_(first % batch),
-        block_(first / batch % blocks),
-        h_(first / batch / blocks) {}
-  __device__ __forceinline__ int b() const { return b_; }
-  __device__ __forceinline__ int block() const { return block_; }
-  __device__ __forceinline__ int h() const { return h_; }
-  __device__ __forceinline__ void advance() {
-    b_ += step_b_;
-    block_ += step_block_;
-    h_ += step_h_;
-    if (b_ >= batch_) {
-      b_ -= batch_;
-      ++block_;
+  __device__ __forceinline__ Place(int batch, int chunk, int blocks, int first, int step) {
+    const int sizes[kDigits] = {chunk, blocks, batch / chunk, 1 << 30};
+#pragma unroll
+    for (int i = 0; i < kDigits; ++i) {
+      size_[i] = sizes[i];
+      at_[i] = first % sizes[i];
+      step_[i] = step % sizes[i];
+      first /= sizes[i];
+      step /= sizes[i];
     }
-    if (block_ >= blocks_) {
-      block_ -= blocks_;
-      ++h_;
+  }
+  __device__ __forceinline__ int b() const { return at_[2] * size_[0] + at_[0]; }
+  __device__ __forceinline__ int block() const { return at_[1]; }
+  __device__ __forceinline__ int h() const { return at_[3]; }
+  __device__ __forceinline__ void advance() {
+#pragma unroll
+    for (int i = 0; i < kDigits; ++i) {
+      at_[i] += step_[i];
+      if (i + 1 < kDigits && at_[i] >= size_[i]) {
+        at_[i] -= size_[i];
+        ++at_[i + 1];
+      }
     }
   }
 
  private:
-  int batch_, blocks_;
-  int step_b_, step_block_, step_h_;
-  int b_, block_, h_;
+  static constexpr int kDigits = 4;
+  int size_[kDigits], at_[kDigits], step_[kDigits];
 };
+
+// How many images make a chunk: K and V (or Q and dO) of a head of so many take at most kChunkBytes. A divisor of the
+// batch, or all of it where no divisor comes near.
+constexpr std::int64_t kChunkBytes = std::int64_t{8} << 20;
+inline int images_per_chunk(std::int64_t batch, std::int64_t tokens) {
+  std::int64_t bytes = kChunkBytes;
+  if (const char* e = getenv("VIOLIN_CHUNK_MB")) bytes = std::int64_t{atoi(e)} << 20;
+  const std::int64_t most = std::max<std::int64_t>(1, bytes / (tokens * 2 * kTile * 2));
+  if (batch <= most) return static_cast<int>(batch);
+  for (std::int64_t n = most; 2 * n > most; --n) {
+    if (batch % n == 0) return static_cast<int>(n);
+  }
+  return static_cast<int>(batch);
+}
 
 struct Maps {
   CUtensorMap q, k, v, out;  // out: of the forward pass

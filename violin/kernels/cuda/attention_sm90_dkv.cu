@@ -25,7 +25,7 @@ constexpr int kSharedBytes = 1024 + 2 * kGroups * 2 * kTileBytes + kStages * (2 
 template <class T, bool kGain, bool kPersistent, bool kNarrow>
 __global__ void __launch_bounds__(kThreads, 1)
     dkv_kernel(const __grid_constant__ AttentionBackward p, const __grid_constant__ Maps maps, const Records records,
-               const float* statistics) {
+               const float* statistics, int chunk) {
   extern __shared__ unsigned char raw[];
   unsigned char* own_tiles = raw + (1024 - shared_address(raw) % 1024) % 1024;  // [kGroups][k, v]
   unsigned char* results = own_tiles + kGroups * 2 * kTileBytes;                // [kGroups][dk, dv]
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int items = batch * key_blocks * heads;
   const int group = warpgroup();
   // What a block does in a round: a tile of keys for each of groups_at() warpgroups.
-  Place place(batch, key_blocks, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+  Place place(batch, chunk, key_blocks, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
   const auto groups_at = [&](const Place& at) { return min(kGroups, key_tiles - at.block() * kGroups); };
   const int users = 4 * (kPersistent ? kGroups : groups_at(place));  // warps that read a buffer
 
@@ -284,7 +284,8 @@ cudaError_t start(const AttentionBackward& p, const Maps& maps, const Records& r
   if (e != cudaSuccess) return e;
   const std::int64_t items = s.batch * s.heads * ceil_div(s.keys, kGroups * kTile);
   const std::int64_t blocks = persistent && items > processors() ? processors() : items;
-  kernel<<<static_cast<unsigned>(blocks), kThreads, kSharedBytes<kGain>, stream>>>(p, maps, records, statistics);
+  kernel<<<static_cast<unsigned>(blocks), kThreads, kSharedBytes<kGain>, stream>>>(p, maps, records, statistics,
+      images_per_chunk(s.batch, s.queries));
   return cudaGetLastError();
 }
 

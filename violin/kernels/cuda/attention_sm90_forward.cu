@@ -26,7 +26,7 @@ constexpr int kSharedBytes = 1024 + 2 * kGroups * kTileBytes + kStages * 2 * kTi
 template <class T, bool kGain, bool kPersistent, bool kNarrow>
 __global__ void __launch_bounds__(kThreads, 1)
     forward_kernel(const __grid_constant__ AttentionForward p, const __grid_constant__ Maps maps,
-                   const Records records) {
+                   const Records records, int chunk) {
   extern __shared__ unsigned char raw[];
   unsigned char* q_tiles = raw + (1024 - shared_address(raw) % 1024) % 1024;  // [2][kGroups]
   unsigned char* kv_tiles = q_tiles + 2 * kGroups * kTileBytes;
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int items = batch * query_blocks * static_cast<int>(p.shape.heads);
   const int group = warpgroup();
   // What a block does in a round: a tile of queries for each of groups_at() warpgroups.
-  Place place(batch, query_blocks, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+  Place place(batch, chunk, query_blocks, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
   const auto groups_at = [&](const Place& at) { return min(kGroups, query_tiles - at.block() * kGroups); };
   const int users = 4 * (kPersistent ? kGroups : groups_at(place));  // warps that read a buffer
 
@@ -321,7 +321,8 @@ cudaError_t start(const AttentionForward& p, const Maps& maps, const Records& re
   if (e != cudaSuccess) return e;
   const std::int64_t items = s.batch * s.heads * ceil_div(s.queries, kGroups * kTile);
   const std::int64_t blocks = persistent && items > processors() ? processors() : items;
-  kernel<<<static_cast<unsigned>(blocks), kThreads, kSharedBytes<kGain>, stream>>>(p, maps, records);
+  kernel<<<static_cast<unsigned>(blocks), kThreads, kSharedBytes<kGain>, stream>>>(p, maps, records,
+      images_per_chunk(s.batch, s.keys));
   return cudaGetLastError();
 }
 
