@@ -18,6 +18,7 @@ SHAPES = {
     "e": (4, 12, 4096, 64),
     "s": (256, 6, 197, 64),  # with a class token
     "l": (64, 6, 1025, 64),
+    "w": (64, 3, 1024, 128),  # wide heads
 }
 
 
@@ -41,7 +42,7 @@ def main():
     parser.add_argument("--path", type=int, nargs="*", default=[90, 80])
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--no-peers", action="store_true")
-    parser.add_argument("--shapes", default="abcesl", help="letters: a, b, c, e as in docs/kernels.md; s, l: 197 and 1025 tokens")
+    parser.add_argument("--shapes", default="abceslw", help="letters: a, b, c, e as in docs/kernels.md; s, l: 197 and 1025 tokens; w: heads of 128")
     parser.add_argument("--once", action="store_true", help="one forward and one backward with a gain table, for profilers")
     args = parser.parse_args()
     kernels = Kernels(args.library)
@@ -77,9 +78,9 @@ def main():
 
             out, lse = kernels.forward(q, k, v, gain)
             with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as prof:
-                for _ in range(5):
-                    kernels.forward(q, k, v, gain)
-                    kernels.backward(q, k, v, out, lse, dout, gain, poison=False)
+                for path in args.path * 5:
+                    kernels.forward(q, k, v, gain, path=path)
+                    kernels.backward(q, k, v, out, lse, dout, gain, path=path, poison=False)
                 torch.cuda.synchronize()
             for event in prof.key_averages():
                 total = getattr(event, "device_time_total", 0)

@@ -1,7 +1,7 @@
 // Chooses the kernels of an attention call, and holds the one small kernel that every backward pass starts with.
 #include "violin/kernels/cuda/attention.h"
 
-#include "violin/kernels/cuda/common.cuh"
+#include "violin/kernels/cuda/records.cuh"
 
 namespace violin::kernels::cuda {
 namespace {
@@ -82,18 +82,20 @@ Path best_path() {
 }
 
 std::size_t scratch_bytes(const AttentionForward& p, Path path) {
-  return path == Path::kSm90 && has_sm90_kernel(p) ? scratch_sm90(p) : 0;
+  if (is_wide(p.dtype)) return 0;
+  return path == Path::kSm90 && has_sm90_kernel(p) ? scratch_sm90(p) : record_bytes(p.gain, p.shape);
 }
 
 std::size_t scratch_bytes(const AttentionBackward& p, Path path) {
-  return path == Path::kSm90 && has_sm90_kernel(p) ? scratch_sm90(p) : delta_bytes(p);
+  if (is_wide(p.dtype)) return delta_bytes(p);
+  return path == Path::kSm90 && has_sm90_kernel(p) ? scratch_sm90(p) : delta_bytes(p) + record_bytes(p.gain, p.shape);
 }
 
 cudaError_t launch(const AttentionForward& p, Path path, void* scratch, cudaStream_t stream) {
   if (empty(p.shape)) return cudaSuccess;
   if (is_wide(p.dtype)) return launch_simt(p, stream);
   if (path == Path::kSm90 && has_sm90_kernel(p)) return launch_sm90(p, scratch, stream);
-  return launch_sm80(p, stream);
+  return launch_sm80(p, scratch, stream);
 }
 
 cudaError_t launch(const AttentionBackward& p, Path path, void* scratch, cudaStream_t stream) {
@@ -101,7 +103,7 @@ cudaError_t launch(const AttentionBackward& p, Path path, void* scratch, cudaStr
   if (!is_wide(p.dtype) && path == Path::kSm90 && has_sm90_kernel(p)) return launch_sm90(p, scratch, stream);
   if (const cudaError_t e = launch_delta(p, scratch, stream); e != cudaSuccess) return e;
   if (is_wide(p.dtype)) return launch_simt(p, scratch, stream);
-  return launch_sm80(p, static_cast<float*>(scratch), stream);
+  return launch_sm80(p, static_cast<float*>(scratch), static_cast<unsigned char*>(scratch) + delta_bytes(p), stream);
 }
 
 }  // namespace violin::kernels::cuda

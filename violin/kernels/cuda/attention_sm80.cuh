@@ -1,461 +1,654 @@
 // Attention in float16 and bfloat16 on the tensor cores of sm_80 and later: mma.sync m16n8k16 with float32 sums.
 //
-// Four warps work on tiles of 64 rows, 16 rows a warp, and stream tiles of kStep rows of the other side through two
-// buffers that cp.async fills one step ahead. The head dimension is padded to kDim in shared memory only. Every product
-// takes its left side from registers: the forward pass reuses the weights it just computed; dK and dV are summed on the
-// transposed logits S^T = K Q^T, so that P^T and dA^T already lie in registers as dV = P^T dO and dK = dA^T Q want
-// them. Tables are read from global memory in float32, where they stay in L2. The tables' gradients have a kernel of
-// their own: a block owns one (query, key) tile and walks over the images in order; every 16 images the partial sums go
-// to the output. No atomics.
+// Four warps work on 128 or 64 rows and stream steps of the other side's rows through two buffers that cp.async fills
+// one step ahead. A warp with two tiles of 16 rows uses every matrix of the other side twice: shared memory is what
+// these kernels wait for first. The head dimension is padded to kDim in shared memory only. Every sum takes its left
+// side from registers: the forward pass reuses the weights it just computed; dK and dV are summed on the transposed
+// logits S^T = K Q^T, so that P^T and dA^T already lie in registers as dV = P^T dO and dK = dA^T Q want them. The gain
+// comes as records through the same buffers; bias and gate are read from global memory in float32, where they stay in
+// L2. The tables' gradients have a kernel of their own: a block owns one tile and walks over the images in order; every
+// 16 images the partial sums go to the output. No atomics. Nothing takes more than 99 KiB of shared memory, which is
+// what the smaller devices have.
 #pragma once
 
 #include "violin/kernels/cuda/attention_sm80_tiles.cuh"
 
 namespace violin::kernels::cuda::sm80 {
 
+constexpr std::size_t kMostShared = 99 * 1024;
+constexpr float kSlack = 8;  // in powers of two
+constexpr int kImagesPerSum = 16;
+constexpr int kQueryHalf = kTileBytes / 2 + 128;  // 32 queries of a record, and its range
+
+template <int kDim>
+constexpr int kForwardStep = kDim <= 64 ? 64 : 32;
+constexpr int kForwardTiles = 2;
+template <int kDim>
+constexpr std::size_t kForwardShared =
+    (kForwardTiles * kTile + 4 * kForwardStep<kDim>)*Rows<kDim>::kBytes + 2 * kForwardTiles * kRecordBytes;
+
 template <class T, int kDim>
-__global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant__ AttentionForward p) {
-  constexpr int kStep = 64;
-  extern __shared__ __align__(16) unsigned char shared[];
-  T* q_tile = reinterpret_cast<T*>(shared);
-  T* k_tiles = q_tile + kRows * kStride<kDim>;
-  T* v_tiles = k_tiles + 2 * kStep * kStride<kDim>;
+__global__ void __launch_bounds__(kThreads, 2)
+    forward_kernel(const __grid_constant__ AttentionForward p, const Records records) {
+  constexpr int kM = kForwardTiles;
+  constexpr int kStep = kForwardStep<kDim>;
+  constexpr int kStepBytes = kStep * Rows<kDim>::kBytes;
+  extern __shared__ __align__(128) unsigned char shared[];
+  const std::uint32_t q_tiles = shared_address(shared);
+  const std::uint32_t k_tiles = q_tiles + kM * kTile * Rows<kDim>::kBytes;
+  const std::uint32_t v_tiles = k_tiles + 2 * kStepBytes;
+  const std::uint32_t table = v_tiles + 2 * kStepBytes;  // [2][kM]
   const int d = static_cast<int>(p.shape.dim);
   const int nq = static_cast<int>(p.shape.queries);
   const int nk = static_cast<int>(p.shape.keys);
-  const std::int64_t b = blockIdx.x % p.shape.batch;
-  const int i0 = static_cast<int>(blockIdx.x / p.shape.batch % ((nq + kRows - 1) / kRows)) * kRows;
-  const std::int64_t h = blockIdx.x / p.shape.batch / ((nq + kRows - 1) / kRows);
-  const std::int64_t g = b % p.shape.groups;
-  const T* k = head_of<T>(p.k, b, h);
-  const T* v = head_of<T>(p.v, b, h);
+  const int query_tiles = (nq + kTile - 1) / kTile;
+  const int key_tiles = (nk + kTile - 1) / kTile;
+  const Block block(p.shape, kM * kTile, nq);
+  const T* k = head_of<T>(p.k, block.b, block.h);
+  const T* v = head_of<T>(p.v, block.b, block.h);
   const bool k_wide = is_wide(p.k, d);
   const bool v_wide = is_wide(p.v, d);
   const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  const int row = i0 + 16 * warp + lane / 4;
-  const TableRows gain(slice_of<float>(p.gain, g, h), p.gain.row, row, nq);
-  const TableRows bias(slice_of<float>(p.bias, g, h), p.bias.row, row, nq);
-  const TableRows gate(slice_of<float>(p.gate, g, h), p.gate.row, row, nq);
+  const int row = block.first + threadIdx.x / 32 * 16 + lane / 4;
+  const bool has_gain = records.data != nullptr;
+  const TableView bias{slice_of<float>(p.bias, block.g, block.h), p.bias.row, 1, row, nq, nk};
+  const TableView gate{slice_of<float>(p.gate, block.g, block.h), p.gate.row, 1, row, nq, nk};
 
   const auto load_step = [&](int step) {
     const int j0 = step * kStep;
-    load_tile<T, kDim, kStep>(k_tiles + step % 2 * kStep * kStride<kDim>, k, p.k.token, j0, nk, d, k_wide);
-    load_tile<T, kDim, kStep>(v_tiles + step % 2 * kStep * kStride<kDim>, v, p.v.token, j0, nk, d, v_wide);
+    load_rows<T, kDim, kStep>(k_tiles + step % 2 * kStepBytes, k, p.k.token, j0, nk, d, k_wide);
+    load_rows<T, kDim, kStep>(v_tiles + step % 2 * kStepBytes, v, p.v.token, j0, nk, d, v_wide);
+    if (has_gain && j0 % kTile == 0) {
+      const int tile = block.first / kTile;
+      load_bytes(table + j0 / kTile % 2 * kM * kRecordBytes,
+                 records.at(block.g, block.h, query_tiles, key_tiles, tile, j0 / kTile),
+                 min(kM, query_tiles - tile) * kRecordBytes);
+    }
   };
   const int steps = (nk + kStep - 1) / kStep;
-  load_tile<T, kDim, kRows>(q_tile, head_of<T>(p.q, b, h), p.q.token, i0, nq, d, is_wide(p.q, d));
+  load_rows<T, kDim, kM * kTile>(q_tiles, head_of<T>(p.q, block.b, block.h), p.q.token, block.first, nq, d,
+                                 is_wide(p.q, d));
   if (steps > 0) load_step(0);
   commit();
 
-  float sum[kDim / 8][4] = {};
-  float maximum[2] = {-INFINITY, -INFINITY};
-  float total[2] = {0, 0};
+  float sum[kM][kDim / 2] = {};
+  float maximum[kM][2], total[kM][2] = {};
+#pragma unroll
+  for (int m = 0; m < kM; ++m) maximum[m][0] = maximum[m][1] = -INFINITY;
   const float factor = static_cast<float>(p.scale) * kLog2e;
+  const std::uint32_t offset = record_offset<false>();
   for (int step = 0; step < steps; ++step) {
+    wait<0>();
+    __syncthreads();
     if (step + 1 < steps) load_step(step + 1);
     commit();
-    wait<1>();
-    __syncthreads();
-    float z[kStep / 8][4];
-    product<T, kDim, kStep>(z, q_tile + 16 * warp * kStride<kDim>, k_tiles + step % 2 * kStep * kStride<kDim>);
     const int j0 = step * kStep;
-    make_logits<kStep>(z, gain, bias, factor, j0, nk);
-    fill_past<kStep>(z, j0, nk, -INFINITY);
+    float z[kM][kStep / 2];
+    product<T, kDim, kM, kStep>(z, q_tiles, k_tiles + step % 2 * kStepBytes);
+    float top[kM][2];
+    bool grown = false;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float top = maximum[half];
+    for (int m = 0; m < kM; ++m) {
+      if (has_gain) {
+        const std::uint32_t record = table + (j0 / kTile % 2 * kM + m) * kRecordBytes;
+        const Gains<T, false, kStep> gains(record, offset, j0 % kTile, record + kTileBytes, factor);
 #pragma unroll
-      for (int n = 0; n < kStep / 8; ++n) top = fmaxf(top, fmaxf(z[n][2 * half], z[n][2 * half + 1]));
-      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-      const float shift = top == -INFINITY ? 0.0f : top;
-      const float decay = power2(maximum[half] - shift);
-      maximum[half] = top;
-      float part = 0;
+        for (int i = 0; i < kStep / 2; ++i) z[m][i] *= gains[i];
+      } else {
 #pragma unroll
-      for (int n = 0; n < kStep / 8; ++n)
+        for (int i = 0; i < kStep / 2; ++i) z[m][i] *= factor;
+      }
+      if (bias) {
+        bias.each<kStep>(kTile * m, j0, [&](int i, float x) { z[m][i] = fmaf(kLog2e, x, z[m][i]); });
+      }
+      fill_past<kStep>(z[m], j0, nk, -INFINITY);
 #pragma unroll
-        for (int e = 2 * half; e < 2 * half + 2; ++e) {
-          z[n][e] = power2(z[n][e] - shift);
-          part += z[n][e];
-        }
-      total[half] = total[half] * decay + part;
+      for (int half = 0; half < 2; ++half) {
+        float x = -INFINITY;
 #pragma unroll
-      for (int n = 0; n < kDim / 8; ++n) {
-        sum[n][2 * half] *= decay;
-        sum[n][2 * half + 1] *= decay;
+        for (int n = 0; n < kStep / 8; ++n) x = fmaxf(x, fmaxf(z[m][4 * n + 2 * half], z[m][4 * n + 2 * half + 1]));
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+        top[m][half] = x;
+        grown = grown || x > maximum[m][half] + kSlack;
       }
     }
-    multiply_table<kStep>(z, gate, j0, nk);
-    accumulate<T, kDim, kStep>(sum, z, v_tiles + step % 2 * kStep * kStride<kDim>);
-    __syncthreads();
-  }
-  float inverse[2];
+    // Weights may grow to 2^8 before the sums so far are scaled down: the quotient in the end is the same.
+    if (__any_sync(0xffffffffu, grown)) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    total[half] += __shfl_xor_sync(0xffffffffu, total[half], 1);
-    total[half] += __shfl_xor_sync(0xffffffffu, total[half], 2);
-    inverse[half] = total[half] > 0 ? 1.0f / total[half] : 0.0f;
-    if (lane % 4 == 0 && row + 8 * half < nq) {
-      static_cast<float*>(p.lse)[(b * p.shape.heads + h) * nq + row + 8 * half] =
-          total[half] > 0 ? (maximum[half] + log2f(total[half])) * kLn2 : -INFINITY;
+      for (int m = 0; m < kM; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float larger = fmaxf(maximum[m][half], top[m][half]);
+          const float decay = larger == -INFINITY ? 1.0f : power2(maximum[m][half] - larger);
+          maximum[m][half] = larger;
+          total[m][half] *= decay;
+#pragma unroll
+          for (int n = 0; n < kDim / 8; ++n) {
+            sum[m][4 * n + 2 * half] *= decay;
+            sum[m][4 * n + 2 * half + 1] *= decay;
+          }
+        }
     }
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float shift = maximum[m][half] == -INFINITY ? 0.0f : maximum[m][half];
+        float part = 0;
+#pragma unroll
+        for (int n = 0; n < kStep / 8; ++n)
+#pragma unroll
+          for (int e = 4 * n + 2 * half; e < 4 * n + 2 * half + 2; ++e) {
+            z[m][e] = power2(z[m][e] - shift);
+            part += z[m][e];
+          }
+        total[m][half] += part;
+      }
+      if (gate) gate.each<kStep>(kTile * m, j0, [&](int i, float x) { z[m][i] *= x; });
+    }
+    accumulate<T, kDim, kM, kStep>(sum, z, v_tiles + step % 2 * kStepBytes);
   }
-  store<T, kDim>(sum, head_of<T>(p.out, b, h), p.out.token, row, nq, d, inverse[0], inverse[1], is_wide(p.out, d));
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+    float inverse[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float x = total[m][half];
+      x += __shfl_xor_sync(0xffffffffu, x, 1);
+      x += __shfl_xor_sync(0xffffffffu, x, 2);
+      inverse[half] = x > 0 ? 1.0f / x : 0.0f;
+      const int i = row + kTile * m + 8 * half;
+      if (lane % 4 == 0 && i < nq) {
+        static_cast<float*>(p.lse)[(block.b * p.shape.heads + block.h) * nq + i] =
+            x > 0 ? (maximum[m][half] + log2f(x)) * kLn2 : -INFINITY;
+      }
+    }
+    store<T, kDim>(sum[m], head_of<T>(p.out, block.b, block.h), p.out.token, row + kTile * m, nq, d, inverse[0],
+                   inverse[1], is_wide(p.out, d));
+  }
 }
 
+// Tiles of 64 own rows, and rows of the other side per step, in the kernels for dK, dV and for dQ.
 template <int kDim>
-constexpr int kQueryStep = kDim <= 64 ? 64 : 32;
+constexpr int kBackwardTiles = kDim <= 64 ? 2 : 1;
+constexpr int kBackwardStep = 32;
+template <int kDim>
+constexpr std::size_t kRowsShared = (2 * kBackwardTiles<kDim> * kTile + 4 * kBackwardStep) * Rows<kDim>::kBytes;
+template <int kDim>
+constexpr std::size_t kDkvShared =
+    kRowsShared<kDim> + 2 * kBackwardTiles<kDim> * kQueryHalf + 4 * kBackwardStep * sizeof(float);
+template <int kDim>
+constexpr std::size_t kDqShared = kRowsShared<kDim> + 2 * kBackwardTiles<kDim> * kRecordBytes;
 
-// dK and dV of 64 keys: a warp's rows are keys, its columns queries.
+// dK and dV: a warp's rows are keys, its columns queries.
 template <class T, int kDim>
-__global__ void __launch_bounds__(kThreads) dkv_kernel(const __grid_constant__ AttentionBackward p, float* delta) {
-  constexpr int kStep = kQueryStep<kDim>;
-  extern __shared__ __align__(16) unsigned char shared[];
-  T* k_tile = reinterpret_cast<T*>(shared);
-  T* v_tile = k_tile + kRows * kStride<kDim>;
-  T* q_tiles = v_tile + kRows * kStride<kDim>;
-  T* g_tiles = q_tiles + 2 * kStep * kStride<kDim>;
-  float* statistics = reinterpret_cast<float*>(g_tiles + 2 * kStep * kStride<kDim>);  // [2][2][kStep]: lse, delta
+__global__ void __launch_bounds__(kThreads, 2)
+    dkv_kernel(const __grid_constant__ AttentionBackward p, const Records records, const float* delta) {
+  constexpr int kM = kBackwardTiles<kDim>;
+  constexpr int kStep = kBackwardStep;
+  constexpr int kStepBytes = kStep * Rows<kDim>::kBytes;
+  extern __shared__ __align__(128) unsigned char shared[];
+  const std::uint32_t k_tiles = shared_address(shared);
+  const std::uint32_t v_tiles = k_tiles + kM * kTile * Rows<kDim>::kBytes;
+  const std::uint32_t q_tiles = v_tiles + kM * kTile * Rows<kDim>::kBytes;
+  const std::uint32_t g_tiles = q_tiles + 2 * kStepBytes;
+  const std::uint32_t table = g_tiles + 2 * kStepBytes;  // [2][kM]
+  float* statistics =
+      reinterpret_cast<float*>(shared + kRowsShared<kDim> + 2 * kM * kQueryHalf);  // [2][2][kStep]: lse, delta
   const int d = static_cast<int>(p.shape.dim);
   const int nq = static_cast<int>(p.shape.queries);
   const int nk = static_cast<int>(p.shape.keys);
-  const std::int64_t b = blockIdx.x % p.shape.batch;
-  const int j0 = static_cast<int>(blockIdx.x / p.shape.batch % ((nk + kRows - 1) / kRows)) * kRows;
-  const std::int64_t h = blockIdx.x / p.shape.batch / ((nk + kRows - 1) / kRows);
-  const std::int64_t g = b % p.shape.groups;
-  const float factor = static_cast<float>(p.scale) * kLog2e;
-  const std::int64_t first_row = (b * p.shape.heads + h) * nq;
-  const T* q = head_of<T>(p.q, b, h);
-  const T* g_out = head_of<T>(p.dout, b, h);
+  const int query_tiles = (nq + kTile - 1) / kTile;
+  const int key_tiles = (nk + kTile - 1) / kTile;
+  const Block block(p.shape, kM * kTile, nk);
+  const std::int64_t first_row = (block.b * p.shape.heads + block.h) * nq;
+  const T* q = head_of<T>(p.q, block.b, block.h);
+  const T* dout = head_of<T>(p.dout, block.b, block.h);
   const bool q_wide = is_wide(p.q, d);
   const bool g_wide = is_wide(p.dout, d);
   const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  const int row = j0 + 16 * warp + lane / 4;
-  const TableColumns gain(slice_of<float>(p.gain, g, h), p.gain.row, row, nk);
-  const TableColumns bias(slice_of<float>(p.bias, g, h), p.bias.row, row, nk);
-  const TableColumns gate(slice_of<float>(p.gate, g, h), p.gate.row, row, nk);
+  const int row = block.first + threadIdx.x / 32 * 16 + lane / 4;
+  const bool has_gain = records.data != nullptr;
+  const TableView bias{slice_of<float>(p.bias, block.g, block.h), 1, p.bias.row, row, nk, nq};
+  const TableView gate{slice_of<float>(p.gate, block.g, block.h), 1, p.gate.row, row, nk, nq};
 
   const auto load_step = [&](int step) {
     const int i0 = step * kStep;
-    load_tile<T, kDim, kStep>(q_tiles + step % 2 * kStep * kStride<kDim>, q, p.q.token, i0, nq, d, q_wide);
-    load_tile<T, kDim, kStep>(g_tiles + step % 2 * kStep * kStride<kDim>, g_out, p.dout.token, i0, nq, d, g_wide);
-    float* at = statistics + step % 2 * 2 * kStep;
-    for (int x = threadIdx.x; x < kStep; x += kThreads) {
-      at[x] = base2_lse(p.lse, first_row + i0 + x, i0 + x < nq);
-      at[kStep + x] = i0 + x < nq ? delta[first_row + i0 + x] : 0.0f;
+    load_rows<T, kDim, kStep>(q_tiles + step % 2 * kStepBytes, q, p.q.token, i0, nq, d, q_wide);
+    load_rows<T, kDim, kStep>(g_tiles + step % 2 * kStepBytes, dout, p.dout.token, i0, nq, d, g_wide);
+    if (has_gain) {
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        const int tile = min(block.first / kTile + m, key_tiles - 1);
+        const unsigned char* record = records.at(block.g, block.h, query_tiles, key_tiles, i0 / kTile, tile);
+        const std::uint32_t to = table + (step % 2 * kM + m) * kQueryHalf;
+        load_bytes(to, record + i0 % kTile * 128, kTileBytes / 2);
+        if (threadIdx.x == 0) copy_async(to + kTileBytes / 2, record + kTileBytes, true);
+      }
+    }
+    if (threadIdx.x < kStep) {
+      const int i = i0 + static_cast<int>(threadIdx.x);
+      float* at = statistics + step % 2 * 2 * kStep + threadIdx.x;
+      at[0] = base2_lse(p.lse, first_row + i, i < nq);
+      at[kStep] = i < nq ? delta[first_row + i] : 0.0f;
     }
   };
   const int steps = (nq + kStep - 1) / kStep;
-  load_tile<T, kDim, kRows>(k_tile, head_of<T>(p.k, b, h), p.k.token, j0, nk, d, is_wide(p.k, d));
-  load_tile<T, kDim, kRows>(v_tile, head_of<T>(p.v, b, h), p.v.token, j0, nk, d, is_wide(p.v, d));
+  load_rows<T, kDim, kM * kTile>(k_tiles, head_of<T>(p.k, block.b, block.h), p.k.token, block.first, nk, d,
+                                 is_wide(p.k, d));
+  load_rows<T, kDim, kM * kTile>(v_tiles, head_of<T>(p.v, block.b, block.h), p.v.token, block.first, nk, d,
+                                 is_wide(p.v, d));
   load_step(0);
   commit();
 
-  float dk[kDim / 8][4] = {};
-  float dv[kDim / 8][4] = {};
+  float dk[kM][kDim / 2] = {};
+  float dv[kM][kDim / 2] = {};
+  const float scale = static_cast<float>(p.scale);
+  const float factor = scale * kLog2e;
+  const std::uint32_t offset = record_offset<true>();
   for (int step = 0; step < steps; ++step) {
+    wait<0>();
+    __syncthreads();
     if (step + 1 < steps) load_step(step + 1);
     commit();
-    wait<1>();
-    __syncthreads();
-    const T* q_tile = q_tiles + step % 2 * kStep * kStride<kDim>;
-    const T* g_tile = g_tiles + step % 2 * kStep * kStride<kDim>;
+    const std::uint32_t q_tile = q_tiles + step % 2 * kStepBytes;
+    const std::uint32_t g_tile = g_tiles + step % 2 * kStepBytes;
     const float* at = statistics + step % 2 * 2 * kStep;
-    float weights[kStep / 8][4];
-    float dproducts[kStep / 8][4];
-    product<T, kDim, kStep>(weights, k_tile + 16 * warp * kStride<kDim>, q_tile);
-    product<T, kDim, kStep>(dproducts, v_tile + 16 * warp * kStride<kDim>, g_tile);
-    make_logits<kStep>(weights, gain, bias, factor, step * kStep, nq);
-    multiply_table<kStep>(dproducts, gate, step * kStep, nq);
+    float x[kM][kStep / 2];   // logits, weights, their part of dV
+    float dx[kM][kStep / 2];  // dO V^T, gradients of the products
+    product<T, kDim, kM, kStep>(x, k_tiles, q_tile);
+    product<T, kDim, kM, kStep>(dx, v_tiles, g_tile);
 #pragma unroll
-    for (int n = 0; n < kStep / 8; ++n)
+    for (int m = 0; m < kM; ++m) {
+      const auto finish = [&](const auto& gain) {
+        float weights[kStep / 2];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int column = 8 * n + lane % 4 * 2 + e % 2;
-        weights[n][e] = power2(weights[n][e] - at[column]);
-        dproducts[n][e] = weights[n][e] * (dproducts[n][e] - at[kStep + column]);
+        for (int i = 0; i < kStep / 2; ++i) weights[i] = x[m][i] * gain(i);
+        if (bias) {
+          bias.each<kStep>(kTile * m, step * kStep, [&](int i, float t) { weights[i] = fmaf(kLog2e, t, weights[i]); });
+        }
+        if (gate) gate.each<kStep>(kTile * m, step * kStep, [&](int i, float t) { dx[m][i] *= t; });
+#pragma unroll
+        for (int n = 0; n < kStep / 8; ++n) {
+          const int column = 8 * n + lane % 4 * 2;
+          const float2 lse = *reinterpret_cast<const float2*>(at + column);
+          const float2 dot = *reinterpret_cast<const float2*>(at + kStep + column);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const int i = 4 * n + e;
+            weights[i] = power2(weights[i] - (e % 2 ? lse.y : lse.x));
+            dx[m][i] = weights[i] * (dx[m][i] - (e % 2 ? dot.y : dot.x)) * gain(i);
+          }
+        }
+        if (gate) gate.each<kStep>(kTile * m, step * kStep, [&](int i, float t) { weights[i] *= t; });
+#pragma unroll
+        for (int i = 0; i < kStep / 2; ++i) x[m][i] = weights[i];
+      };
+      if (has_gain) {
+        const std::uint32_t record = table + (step % 2 * kM + m) * kQueryHalf;
+        const Gains<T, true, kStep> gains(record, offset, 0, record + kTileBytes / 2, factor);
+        finish([&](int i) { return gains[i]; });
+      } else {
+        finish([&](int) { return factor; });
       }
-    multiply_table<kStep>(dproducts, gain, step * kStep, nq);
-    multiply_table<kStep>(weights, gate, step * kStep, nq);
-    accumulate<T, kDim, kStep>(dv, weights, g_tile);
-    accumulate<T, kDim, kStep>(dk, dproducts, q_tile);
-    __syncthreads();
+    }
+    accumulate<T, kDim, kM, kStep>(dv, x, g_tile);
+    accumulate<T, kDim, kM, kStep>(dk, dx, q_tile);
   }
-  const float scale = static_cast<float>(p.scale);
-  if (p.dk.data) store<T, kDim>(dk, head_of<T>(p.dk, b, h), p.dk.token, row, nk, d, scale, scale, is_wide(p.dk, d));
-  if (p.dv.data) store<T, kDim>(dv, head_of<T>(p.dv, b, h), p.dv.token, row, nk, d, 1.0f, 1.0f, is_wide(p.dv, d));
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+    // Gains, or 1 in their place, were multiplied by scale * log2(e).
+    if (p.dk.data) {
+      store<T, kDim>(dk[m], head_of<T>(p.dk, block.b, block.h), p.dk.token, row + kTile * m, nk, d, kLn2, kLn2,
+                     is_wide(p.dk, d));
+    }
+    if (p.dv.data) {
+      store<T, kDim>(dv[m], head_of<T>(p.dv, block.b, block.h), p.dv.token, row + kTile * m, nk, d, 1.0f, 1.0f,
+                     is_wide(p.dv, d));
+    }
+  }
 }
 
-// dQ of 64 queries. kDelta: instead, D = rowsum(P o gate o dO V^T) itself. rowsum(dO o O) is the same but for the
-// roundings of O in 16 bits, which a gate of both signs makes large beside the sum.
+// dQ. kDelta: instead, D = rowsum(P o gate o dO V^T) itself. rowsum(dO o O) is the same but for the roundings of O in
+// 16 bits, which a gate of both signs makes large beside the sum.
 template <class T, int kDim, bool kDelta>
-__global__ void __launch_bounds__(kThreads) dq_kernel(const __grid_constant__ AttentionBackward p, float* delta) {
-  constexpr int kStep = kQueryStep<kDim>;
-  extern __shared__ __align__(16) unsigned char shared[];
-  T* q_tile = reinterpret_cast<T*>(shared);
-  T* g_tile = q_tile + kRows * kStride<kDim>;
-  T* k_tiles = g_tile + kRows * kStride<kDim>;
-  T* v_tiles = k_tiles + 2 * kStep * kStride<kDim>;
+__global__ void __launch_bounds__(kThreads, 2)
+    dq_kernel(const __grid_constant__ AttentionBackward p, const Records records, float* delta) {
+  constexpr int kM = kBackwardTiles<kDim>;
+  constexpr int kStep = kBackwardStep;
+  constexpr int kStepBytes = kStep * Rows<kDim>::kBytes;
+  extern __shared__ __align__(128) unsigned char shared[];
+  const std::uint32_t q_tiles = shared_address(shared);
+  const std::uint32_t g_tiles = q_tiles + kM * kTile * Rows<kDim>::kBytes;
+  const std::uint32_t k_tiles = g_tiles + kM * kTile * Rows<kDim>::kBytes;
+  const std::uint32_t v_tiles = k_tiles + 2 * kStepBytes;
+  const std::uint32_t table = v_tiles + 2 * kStepBytes;  // [2][kM]
   const int d = static_cast<int>(p.shape.dim);
   const int nq = static_cast<int>(p.shape.queries);
   const int nk = static_cast<int>(p.shape.keys);
-  const std::int64_t b = blockIdx.x % p.shape.batch;
-  const int i0 = static_cast<int>(blockIdx.x / p.shape.batch % ((nq + kRows - 1) / kRows)) * kRows;
-  const std::int64_t h = blockIdx.x / p.shape.batch / ((nq + kRows - 1) / kRows);
-  const std::int64_t g = b % p.shape.groups;
-  const float factor = static_cast<float>(p.scale) * kLog2e;
-  const T* k = head_of<T>(p.k, b, h);
-  const T* v = head_of<T>(p.v, b, h);
+  const int query_tiles = (nq + kTile - 1) / kTile;
+  const int key_tiles = (nk + kTile - 1) / kTile;
+  const Block block(p.shape, kM * kTile, nq);
+  const T* k = head_of<T>(p.k, block.b, block.h);
+  const T* v = head_of<T>(p.v, block.b, block.h);
   const bool k_wide = is_wide(p.k, d);
   const bool v_wide = is_wide(p.v, d);
   const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  const int row = i0 + 16 * warp + lane / 4;
-  const TableRows gain(slice_of<float>(p.gain, g, h), p.gain.row, row, nq);
-  const TableRows bias(slice_of<float>(p.bias, g, h), p.bias.row, row, nq);
-  const TableRows gate(slice_of<float>(p.gate, g, h), p.gate.row, row, nq);
-  float lse[2], deltas[2];
+  const int row = block.first + threadIdx.x / 32 * 16 + lane / 4;
+  const bool has_gain = records.data != nullptr;
+  const TableView bias{slice_of<float>(p.bias, block.g, block.h), p.bias.row, 1, row, nq, nk};
+  const TableView gate{slice_of<float>(p.gate, block.g, block.h), p.gate.row, 1, row, nq, nk};
+  const std::int64_t first_row = (block.b * p.shape.heads + block.h) * nq;
+  float lse[kM][2], dots[kM][2];
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int i = row + 8 * half;
-    const std::int64_t at = (b * p.shape.heads + h) * nq + i;
-    lse[half] = base2_lse(p.lse, at, i < nq);
-    deltas[half] = i < nq && !kDelta ? delta[at] : 0.0f;
-  }
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = row + kTile * m + 8 * half;
+      lse[m][half] = base2_lse(p.lse, first_row + i, i < nq);
+      dots[m][half] = i < nq && !kDelta ? delta[first_row + i] : 0.0f;
+    }
 
   const auto load_step = [&](int step) {
     const int j0 = step * kStep;
-    load_tile<T, kDim, kStep>(k_tiles + step % 2 * kStep * kStride<kDim>, k, p.k.token, j0, nk, d, k_wide);
-    load_tile<T, kDim, kStep>(v_tiles + step % 2 * kStep * kStride<kDim>, v, p.v.token, j0, nk, d, v_wide);
+    load_rows<T, kDim, kStep>(k_tiles + step % 2 * kStepBytes, k, p.k.token, j0, nk, d, k_wide);
+    load_rows<T, kDim, kStep>(v_tiles + step % 2 * kStepBytes, v, p.v.token, j0, nk, d, v_wide);
+    if (has_gain && j0 % kTile == 0) {
+      const int tile = block.first / kTile;
+      load_bytes(table + j0 / kTile % 2 * kM * kRecordBytes,
+                 records.at(block.g, block.h, query_tiles, key_tiles, tile, j0 / kTile),
+                 min(kM, query_tiles - tile) * kRecordBytes);
+    }
   };
   const int steps = (nk + kStep - 1) / kStep;
-  load_tile<T, kDim, kRows>(q_tile, head_of<T>(p.q, b, h), p.q.token, i0, nq, d, is_wide(p.q, d));
-  load_tile<T, kDim, kRows>(g_tile, head_of<T>(p.dout, b, h), p.dout.token, i0, nq, d, is_wide(p.dout, d));
+  load_rows<T, kDim, kM * kTile>(q_tiles, head_of<T>(p.q, block.b, block.h), p.q.token, block.first, nq, d,
+                                 is_wide(p.q, d));
+  load_rows<T, kDim, kM * kTile>(g_tiles, head_of<T>(p.dout, block.b, block.h), p.dout.token, block.first, nq, d,
+                                 is_wide(p.dout, d));
   if (steps > 0) load_step(0);
   commit();
 
-  float dq[kDim / 8][4] = {};
-  [[maybe_unused]] float rowsum[2] = {0, 0};
+  float dq[kM][kDim / 2] = {};
+  [[maybe_unused]] float rowsum[kM][2] = {};
+  const float factor = static_cast<float>(p.scale) * kLog2e;
+  const std::uint32_t offset = record_offset<false>();
   for (int step = 0; step < steps; ++step) {
+    wait<0>();
+    __syncthreads();
     if (step + 1 < steps) load_step(step + 1);
     commit();
-    wait<1>();
-    __syncthreads();
-    const T* k_tile = k_tiles + step % 2 * kStep * kStride<kDim>;
-    float products[kStep / 8][4];
-    float dproducts[kStep / 8][4];
-    product<T, kDim, kStep>(products, q_tile + 16 * warp * kStride<kDim>, k_tile);
-    product<T, kDim, kStep>(dproducts, g_tile + 16 * warp * kStride<kDim>, v_tiles + step % 2 * kStep * kStride<kDim>);
     const int j0 = step * kStep;
-    make_logits<kStep>(products, gain, bias, factor, j0, nk);
-    fill_past<kStep>(products, j0, nk, -INFINITY);
-    multiply_table<kStep>(dproducts, gate, j0, nk);
+    const std::uint32_t k_tile = k_tiles + step % 2 * kStepBytes;
+    float x[kM][kStep / 2];
+    float dx[kM][kStep / 2];
+    product<T, kDim, kM, kStep>(x, q_tiles, k_tile);
+    product<T, kDim, kM, kStep>(dx, g_tiles, v_tiles + step % 2 * kStepBytes);
 #pragma unroll
-    for (int n = 0; n < kStep / 8; ++n)
+    for (int m = 0; m < kM; ++m) {
+      const auto finish = [&](const auto& gain) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        dproducts[n][e] = power2(products[n][e] - lse[e / 2]) * (dproducts[n][e] - deltas[e / 2]);
+        for (int i = 0; i < kStep / 2; ++i) x[m][i] *= gain(i);
+        if (bias) bias.each<kStep>(kTile * m, j0, [&](int i, float t) { x[m][i] = fmaf(kLog2e, t, x[m][i]); });
+        fill_past<kStep>(x[m], j0, nk, -INFINITY);
+        if (gate) gate.each<kStep>(kTile * m, j0, [&](int i, float t) { dx[m][i] *= t; });
+#pragma unroll
+        for (int i = 0; i < kStep / 2; ++i) {
+          const int half = i % 4 / 2;
+          dx[m][i] = power2(x[m][i] - lse[m][half]) * (dx[m][i] - dots[m][half]);
+          if constexpr (kDelta) {
+            rowsum[m][half] += dx[m][i];
+          } else {
+            dx[m][i] *= gain(i);
+          }
+        }
+      };
+      if (has_gain) {
+        const std::uint32_t record = table + (j0 / kTile % 2 * kM + m) * kRecordBytes;
+        const Gains<T, false, kStep> gains(record, offset, j0 % kTile, record + kTileBytes, factor);
+        finish([&](int i) { return gains[i]; });
+      } else {
+        finish([&](int) { return factor; });
       }
+    }
+    if constexpr (!kDelta) accumulate<T, kDim, kM, kStep>(dq, dx, k_tile);
+  }
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
     if constexpr (kDelta) {
 #pragma unroll
-      for (int n = 0; n < kStep / 8; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) rowsum[e / 2] += dproducts[n][e];
+      for (int half = 0; half < 2; ++half) {
+        float x = rowsum[m][half];
+        x += __shfl_xor_sync(0xffffffffu, x, 1);
+        x += __shfl_xor_sync(0xffffffffu, x, 2);
+        const int i = row + kTile * m + 8 * half;
+        if (lane % 4 == 0 && i < nq) delta[first_row + i] = x;
+      }
     } else {
-      multiply_table<kStep>(dproducts, gain, j0, nk);
-      accumulate<T, kDim, kStep>(dq, dproducts, k_tile);
+      store<T, kDim>(dq[m], head_of<T>(p.dq, block.b, block.h), p.dq.token, row + kTile * m, nq, d, kLn2, kLn2,
+                     is_wide(p.dq, d));
     }
-    __syncthreads();
   }
-  if constexpr (kDelta) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      rowsum[half] += __shfl_xor_sync(0xffffffffu, rowsum[half], 1);
-      rowsum[half] += __shfl_xor_sync(0xffffffffu, rowsum[half], 2);
-      const int i = row + 8 * half;
-      if (lane % 4 == 0 && i < nq) delta[(b * p.shape.heads + h) * nq + i] = rowsum[half];
-    }
-    return;
-  }
-  const float scale = static_cast<float>(p.scale);
-  store<T, kDim>(dq, head_of<T>(p.dq, b, h), p.dq.token, row, nq, d, scale, scale, is_wide(p.dq, d));
 }
 
 // Adds a tile of partial sums to a gradient [.., Nq, Nk] and clears it; the first time it writes.
-__device__ __forceinline__ void fold(float (&part)[8][4], float* gradient, int row, int column, int nq, int nk,
+__device__ __forceinline__ void fold(float (&part)[kTile / 2], float* gradient, int row, int column, int nq, int nk,
                                      float factor, bool first) {
 #pragma unroll
-  for (int n = 0; n < 8; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int i = row + e / 2 * 8;
-      const int j = column + 8 * n + e % 2;
-      if (gradient != nullptr && i < nq && j < nk) {
-        float* at = gradient + static_cast<std::int64_t>(i) * nk + j;
-        *at = part[n][e] * factor + (first ? 0.0f : *at);
-      }
-      part[n][e] = 0;
+  for (int i = 0; i < kTile / 2; ++i) {
+    const int y = row + i % 4 / 2 * 8;
+    const int x = column + i / 4 * 8 + i % 2;
+    if (gradient != nullptr && y < nq && x < nk) {
+      float* at = gradient + static_cast<std::int64_t>(y) * nk + x;
+      *at = part[i] * factor + (first ? 0.0f : *at);
     }
+    part[i] = 0;
+  }
 }
 
+// Tiles of 64 queries beside 64 keys. All three gradients of two tiles would not fit into registers.
+template <int kDim, bool kAll>
+constexpr int kTablesTiles = kDim <= 64 && !kAll ? 2 : 1;
+template <int kDim, bool kAll>
+constexpr std::size_t kTablesShared =
+    (2 * kTablesTiles<kDim, kAll> + 2) * kTile * Rows<kDim>::kBytes + kTablesTiles<kDim, kAll> * kRecordBytes;
+
+// kAll: of all three tables; otherwise of the gain, without a gate. The next image is loaded while the elements of this
+// one are worked on.
 template <class T, int kDim, bool kAll>
-__global__ void __launch_bounds__(kThreads) tables_kernel(const __grid_constant__ AttentionBackward p, float* delta) {
-  extern __shared__ __align__(16) unsigned char shared[];
-  T* tiles = reinterpret_cast<T*>(shared);  // [2][q, dout, k, v][64][kStride]
-  constexpr int kTile = kRows * kStride<kDim>;
+__global__ void __launch_bounds__(kThreads, 2)
+    tables_kernel(const __grid_constant__ AttentionBackward p, const Records records, const float* delta) {
+  constexpr int kM = kTablesTiles<kDim, kAll>;
+  extern __shared__ __align__(128) unsigned char shared[];
+  const std::uint32_t q_tiles = shared_address(shared);
+  const std::uint32_t g_tiles = q_tiles + kM * kTile * Rows<kDim>::kBytes;
+  const std::uint32_t k_tile = g_tiles + kM * kTile * Rows<kDim>::kBytes;
+  const std::uint32_t v_tile = k_tile + kTile * Rows<kDim>::kBytes;
+  const std::uint32_t table = v_tile + kTile * Rows<kDim>::kBytes;  // [kM]
   const int d = static_cast<int>(p.shape.dim);
   const int nq = static_cast<int>(p.shape.queries);
   const int nk = static_cast<int>(p.shape.keys);
-  const int key_tiles = (nk + kRows - 1) / kRows;
-  const int query_tiles = (nq + kRows - 1) / kRows;
-  const int j0 = static_cast<int>(blockIdx.x % key_tiles) * kRows;
-  const int i0 = static_cast<int>(blockIdx.x / key_tiles % query_tiles) * kRows;
-  const std::int64_t gh = blockIdx.x / key_tiles / query_tiles;
-  const std::int64_t h = gh % p.shape.heads;
-  const std::int64_t g = gh / p.shape.heads;
+  const int query_tiles = (nq + kTile - 1) / kTile;
+  const int key_tiles = (nk + kTile - 1) / kTile;
+  const int query_blocks = (query_tiles + kM - 1) / kM;
+  const int j0 = static_cast<int>(blockIdx.x) % key_tiles * kTile;
+  const int i0 = static_cast<int>(blockIdx.x) / key_tiles % query_blocks * kM * kTile;
+  const int gh = static_cast<int>(blockIdx.x) / key_tiles / query_blocks;
+  const int h = gh % static_cast<int>(p.shape.heads);
+  const int g = gh / static_cast<int>(p.shape.heads);
   const float factor = static_cast<float>(p.scale) * kLog2e;
   const bool q_wide = is_wide(p.q, d);
   const bool g_wide = is_wide(p.dout, d);
   const bool k_wide = is_wide(p.k, d);
   const bool v_wide = is_wide(p.v, d);
   const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  const int row = i0 + 16 * warp + lane / 4;
+  const int row = i0 + threadIdx.x / 32 * 16 + lane / 4;
   const int column = j0 + lane % 4 * 2;
-  const TableRows gain(slice_of<float>(p.gain, g, h), p.gain.row, row, nq);
-  const TableRows bias(slice_of<float>(p.bias, g, h), p.bias.row, row, nq);
-  const TableRows gate(slice_of<float>(p.gate, g, h), p.gate.row, row, nq);
-  const std::int64_t slice = gh * nq * nk;
-  float* dgain = p.dgain ? static_cast<float*>(p.dgain) + slice : nullptr;
-  float* dbias = p.dbias ? static_cast<float*>(p.dbias) + slice : nullptr;
-  float* dgate = p.dgate ? static_cast<float*>(p.dgate) + slice : nullptr;
-
-  const int images = static_cast<int>(p.shape.batch / p.shape.groups);
-  const auto load_image = [&](int x) {
-    const std::int64_t b = g + x * p.shape.groups;
-    T* to = tiles + x % 2 * 4 * kTile;
-    load_tile<T, kDim, kRows>(to, head_of<T>(p.q, b, h), p.q.token, i0, nq, d, q_wide);
-    load_tile<T, kDim, kRows>(to + kTile, head_of<T>(p.dout, b, h), p.dout.token, i0, nq, d, g_wide);
-    load_tile<T, kDim, kRows>(to + 2 * kTile, head_of<T>(p.k, b, h), p.k.token, j0, nk, d, k_wide);
-    load_tile<T, kDim, kRows>(to + 3 * kTile, head_of<T>(p.v, b, h), p.v.token, j0, nk, d, v_wide);
+  const bool has_gain = records.data != nullptr;
+  const TableView bias{slice_of<float>(p.bias, g, h), p.bias.row, 1, row, nq, nk};
+  const TableView gate{slice_of<float>(p.gate, g, h), p.gate.row, 1, row, nq, nk};
+  const auto slice = [&](void* gradient) {
+    return gradient ? static_cast<float*>(gradient) + static_cast<std::int64_t>(gh) * nq * nk : nullptr;
   };
+  float* dgain = slice(p.dgain);
+  float* dbias = slice(p.dbias);
+  float* dgate = slice(p.dgate);
+
+  const int groups = static_cast<int>(p.shape.groups);
+  const int images = static_cast<int>(p.shape.batch) / groups;
+  const auto load_image = [&](int x) {
+    const int b = g + x * groups;
+    load_rows<T, kDim, kM * kTile>(q_tiles, head_of<T>(p.q, b, h), p.q.token, i0, nq, d, q_wide);
+    load_rows<T, kDim, kM * kTile>(g_tiles, head_of<T>(p.dout, b, h), p.dout.token, i0, nq, d, g_wide);
+    load_rows<T, kDim, kTile>(k_tile, head_of<T>(p.k, b, h), p.k.token, j0, nk, d, k_wide);
+    load_rows<T, kDim, kTile>(v_tile, head_of<T>(p.v, b, h), p.v.token, j0, nk, d, v_wide);
+  };
+  if (has_gain) {
+    load_bytes(table, records.at(g, h, query_tiles, key_tiles, i0 / kTile, j0 / kTile),
+               min(kM, query_tiles - i0 / kTile) * kRecordBytes);
+  }
   load_image(0);
   commit();
-  float part_gain[8][4] = {};
-  [[maybe_unused]] float part_bias[8][4] = {}, part_gate[8][4] = {};
-  for (int x = 0; x < images; ++x) {
-    if (x + 1 < images) load_image(x + 1);
+  float part_gain[kM][kTile / 2] = {};
+  [[maybe_unused]] float part_bias[kTile / 2] = {}, part_gate[kTile / 2] = {};
+  const std::uint32_t offset = record_offset<false>();
+  for (int image = 0; image < images; ++image) {
+    wait<0>();
+    __syncthreads();
+    const std::int64_t first_row = ((g + image * groups) * p.shape.heads + h) * nq;
+    float lse[kM][2], dots[kM][2];
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int i = row + kTile * m + 8 * half;
+        lse[m][half] = base2_lse(p.lse, first_row + i, i < nq);
+        dots[m][half] = i < nq ? delta[first_row + i] : 0.0f;
+      }
+    float x[kM][kTile / 2];
+    float dx[kM][kTile / 2];
+    product<T, kDim, kM, kTile>(x, q_tiles, k_tile);
+    product<T, kDim, kM, kTile>(dx, g_tiles, v_tile);
+    __syncthreads();
+    if (image + 1 < images) load_image(image + 1);
     commit();
-    wait<1>();
-    __syncthreads();
-    const std::int64_t b = g + x * p.shape.groups;
-    float lse[2], deltas[2];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int i = row + 8 * half;
-      const std::int64_t at = (b * p.shape.heads + h) * nq + i;
-      lse[half] = base2_lse(p.lse, at, i < nq);
-      deltas[half] = i < nq ? delta[at] : 0.0f;
+    for (int m = 0; m < kM; ++m) {
+      const auto finish = [&](const auto& gain) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {  // 16 columns at a time
+          float weights[8];
+#pragma unroll
+          for (int i = 0; i < 8; ++i) weights[i] = x[m][8 * c + i] * gain(8 * c + i);
+          if constexpr (kAll) {
+            if (bias) bias.each<16>(kTile * m, j0 + 16 * c, [&](int i, float t) { weights[i] = fmaf(kLog2e, t, weights[i]); });
+          }
+#pragma unroll
+          for (int i = 0; i < 8; ++i) {
+            weights[i] = power2(weights[i] - lse[m][i % 4 / 2]);
+            if constexpr (kAll) part_gate[8 * c + i] = fmaf(weights[i], dx[m][8 * c + i], part_gate[8 * c + i]);
+          }
+          if constexpr (kAll) {
+            if (gate) gate.each<16>(kTile * m, j0 + 16 * c, [&](int i, float t) { dx[m][8 * c + i] *= t; });
+          }
+#pragma unroll
+          for (int i = 8 * c; i < 8 * c + 8; ++i) {
+            const float dlogit = weights[i % 8] * (dx[m][i] - dots[m][i % 4 / 2]);
+            part_gain[m][i] = fmaf(dlogit, x[m][i], part_gain[m][i]);
+            if constexpr (kAll) part_bias[i] += dlogit;
+          }
+        }
+      };
+      if (has_gain) {
+        const std::uint32_t record = table + m * kRecordBytes;
+        const Gains<T, false, kTile> gains(record, offset, 0, record + kTileBytes, factor);
+        finish([&](int i) { return gains[i]; });
+      } else {
+        finish([&](int) { return factor; });
+      }
     }
-    const T* from = tiles + x % 2 * 4 * kTile;
-    float products[8][4];
-    float dots[8][4];
-    product<T, kDim, kRows>(products, from + 16 * warp * kStride<kDim>, from + 2 * kTile);
-    product<T, kDim, kRows>(dots, from + kTile + 16 * warp * kStride<kDim>, from + 3 * kTile);
-    float weights[8][4];
+    if ((image + 1) % kImagesPerSum == 0 || image + 1 == images) {
+      const bool first = image < kImagesPerSum;
 #pragma unroll
-    for (int n = 0; n < 8; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) weights[n][e] = products[n][e];
-    make_logits<kRows>(weights, gain, bias, factor, j0, nk);
-#pragma unroll
-    for (int n = 0; n < 8; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        weights[n][e] = power2(weights[n][e] - lse[e / 2]);
-        if constexpr (kAll) part_gate[n][e] = fmaf(weights[n][e], dots[n][e], part_gate[n][e]);
+      for (int m = 0; m < kM; ++m) {
+        fold(part_gain[m], dgain, row + kTile * m, column, nq, nk, static_cast<float>(p.scale), first);
       }
-    if constexpr (kAll) multiply_table<kRows>(dots, gate, j0, nk);
-#pragma unroll
-    for (int n = 0; n < 8; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float dlogit = weights[n][e] * (dots[n][e] - deltas[e / 2]);
-        part_gain[n][e] = fmaf(dlogit, products[n][e], part_gain[n][e]);
-        if constexpr (kAll) part_bias[n][e] += dlogit;
+      if constexpr (kAll) {
+        fold(part_bias, dbias, row, column, nq, nk, 1.0f, first);
+        fold(part_gate, dgate, row, column, nq, nk, 1.0f, first);
       }
-    __syncthreads();
-    if ((x + 1) % kImagesPerSum == 0 || x + 1 == images) {
-      const bool first = x < kImagesPerSum;
-      fold(part_gain, dgain, row, column, nq, nk, static_cast<float>(p.scale), first);
-      if constexpr (!kAll) continue;
-      fold(part_bias, dbias, row, column, nq, nk, 1.0f, first);
-      fold(part_gate, dgate, row, column, nq, nk, 1.0f, first);
     }
   }
 }
 
-template <class P, class... Args>
-cudaError_t start(void (*kernel)(P, Args...), std::int64_t blocks, std::size_t shared, cudaStream_t stream, const P& p,
-                  Args... args) {
+template <std::size_t kShared, class P, class... Args>
+cudaError_t start(void (*kernel)(P, Args...), std::int64_t blocks, cudaStream_t stream, const P& p, Args... args) {
+  static_assert(kShared <= kMostShared);
   if (blocks == 0) return cudaSuccess;
   const cudaError_t e = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                             cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+                                             cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kShared));
   if (e != cudaSuccess) return e;
-  kernel<<<static_cast<unsigned>(blocks), kThreads, shared, stream>>>(p, args...);
+  kernel<<<static_cast<unsigned>(blocks), kThreads, kShared, stream>>>(p, args...);
   return cudaGetLastError();
 }
 
 template <class T, int kDim>
-cudaError_t forward(const AttentionForward& p, cudaStream_t stream) {
+cudaError_t forward(const AttentionForward& p, const Records& records, cudaStream_t stream) {
   const AttentionShape& s = p.shape;
-  return start(forward_kernel<T, kDim>, ceil_div(s.queries, kRows) * s.batch * s.heads,
-               5 * kRows * kStride<kDim> * sizeof(T), stream, p);
+  return start<kForwardShared<kDim>>(
+      forward_kernel<T, kDim>, ceil_div(s.queries, kForwardTiles * kTile) * s.batch * s.heads, stream, p, records);
 }
 
 template <class T, int kDim>
-cudaError_t backward(const AttentionBackward& p, float* delta, cudaStream_t stream) {
+cudaError_t backward(const AttentionBackward& p, const Records& records, float* delta, cudaStream_t stream) {
   const AttentionShape& s = p.shape;
-  constexpr int kStep = kQueryStep<kDim>;
-  const std::size_t streamed = (2 * kRows + 4 * kStep) * kStride<kDim> * sizeof(T);
+  const std::int64_t own = kBackwardTiles<kDim> * kTile;
+  const float* read = delta;
   cudaError_t e = cudaSuccess;
   if (p.gate.data) {
-    e = start(dq_kernel<T, kDim, true>, ceil_div(s.queries, kRows) * s.batch * s.heads, streamed, stream, p, delta);
+    e = start<kDqShared<kDim>>(dq_kernel<T, kDim, true>, ceil_div(s.queries, own) * s.batch * s.heads, stream, p,
+                               records, delta);
   }
   if (e == cudaSuccess && (p.dk.data || p.dv.data)) {
-    e = start(dkv_kernel<T, kDim>, ceil_div(s.keys, kRows) * s.batch * s.heads, streamed + 4 * kStep * sizeof(float),
-              stream, p, delta);
+    e = start<kDkvShared<kDim>>(dkv_kernel<T, kDim>, ceil_div(s.keys, own) * s.batch * s.heads, stream, p, records,
+                                read);
   }
   if (e == cudaSuccess && p.dq.data) {
-    e = start(dq_kernel<T, kDim, false>, ceil_div(s.queries, kRows) * s.batch * s.heads, streamed, stream, p, delta);
+    e = start<kDqShared<kDim>>(dq_kernel<T, kDim, false>, ceil_div(s.queries, own) * s.batch * s.heads, stream, p,
+                               records, delta);
   }
   if (e == cudaSuccess && (p.dgain || p.dbias || p.dgate)) {
-    const bool all = p.dbias || p.dgate || p.gate.data;
-    e = start(all ? tables_kernel<T, kDim, true> : tables_kernel<T, kDim, false>,
-              ceil_div(s.queries, kRows) * ceil_div(s.keys, kRows) * s.groups * s.heads,
-              8 * kRows * kStride<kDim> * sizeof(T), stream, p, delta);
+    const auto blocks = [&](int tiles) {
+      return ceil_div(s.queries, tiles * kTile) * ceil_div(s.keys, kTile) * s.groups * s.heads;
+    };
+    if (p.bias.data || p.dbias || p.dgate || p.gate.data) {
+      e = start<kTablesShared<kDim, true>>(tables_kernel<T, kDim, true>, blocks(kTablesTiles<kDim, true>), stream, p,
+                                           records, read);
+    } else {
+      e = start<kTablesShared<kDim, false>>(tables_kernel<T, kDim, false>, blocks(kTablesTiles<kDim, false>), stream, p,
+                                            records, read);
+    }
   }
   return e;
 }
 
 // One translation unit per head dimension defines these.
 template <int kDim>
-cudaError_t launch_forward(const AttentionForward& p, cudaStream_t stream);
+cudaError_t launch_forward(const AttentionForward& p, const Records& records, cudaStream_t stream);
 template <int kDim>
-cudaError_t launch_backward(const AttentionBackward& p, float* delta, cudaStream_t stream);
+cudaError_t launch_backward(const AttentionBackward& p, const Records& records, float* delta, cudaStream_t stream);
 
-#define VIOLIN_ATTENTION_SM80(kDim)                                                                                 \
-  template <>                                                                                                       \
-  cudaError_t launch_forward<kDim>(const AttentionForward& p, cudaStream_t stream) {                                \
-    return p.dtype == DType::kFloat16 ? forward<__half, kDim>(p, stream) : forward<__nv_bfloat16, kDim>(p, stream); \
-  }                                                                                                                 \
-  template <>                                                                                                       \
-  cudaError_t launch_backward<kDim>(const AttentionBackward& p, float* delta, cudaStream_t stream) {                \
-    return p.dtype == DType::kFloat16 ? backward<__half, kDim>(p, delta, stream)                                    \
-                                      : backward<__nv_bfloat16, kDim>(p, delta, stream);                            \
+#define VIOLIN_ATTENTION_SM80(kDim)                                                                          \
+  template <>                                                                                                \
+  cudaError_t launch_forward<kDim>(const AttentionForward& p, const Records& records, cudaStream_t stream) { \
+    return p.dtype == DType::kFloat16 ? forward<__half, kDim>(p, records, stream)                            \
+                                      : forward<__nv_bfloat16, kDim>(p, records, stream);                    \
+  }                                                                                                          \
+  template <>                                                                                                \
+  cudaError_t launch_backward<kDim>(const AttentionBackward& p, const Records& records, float* delta,        \
+                                    cudaStream_t stream) {                                                   \
+    return p.dtype == DType::kFloat16 ? backward<__half, kDim>(p, records, delta, stream)                    \
+                                      : backward<__nv_bfloat16, kDim>(p, records, delta, stream);            \
   }
 
 }  // namespace violin::kernels::cuda::sm80

@@ -1,34 +1,19 @@
 // Pieces that the sm_80 attention kernels are made of: 16-bit matrix products of tiles in shared memory and registers,
-// asynchronous loads of rows, tables applied to tiles.
+// asynchronous loads of rows and records, tables applied to tiles.
+//
+// A block is four warps. Its own rows are kM tiles of 64, of which warp w has rows 16 w to 16 w + 15 of each; a thread
+// holds the part of a product that mma.sync gives it, number 4 n + e of tile m in x[m][4 n + e]: row lane / 4 (+ 8
+// where e > 1), column 8 n + 2 (lane % 4) + e % 2.
 #pragma once
 
-#include "violin/kernels/cuda/common.cuh"
+#include "violin/kernels/cuda/records.cuh"
 
 namespace violin::kernels::cuda::sm80 {
 
 constexpr int kThreads = 128;
-constexpr int kRows = 64;
-constexpr int kImagesPerSum = 16;
 
 template <class T>
-struct Pair;
-template <>
-struct Pair<__nv_bfloat16> {
-  static __device__ __forceinline__ std::uint32_t pack(float x, float y) {
-    const __nv_bfloat162 v = __floats2bfloat162_rn(x, y);
-    return reinterpret_cast<const std::uint32_t&>(v);
-  }
-};
-template <>
-struct Pair<__half> {
-  static __device__ __forceinline__ std::uint32_t pack(float x, float y) {
-    const __half2 v = __floats2half2_rn(x, y);
-    return reinterpret_cast<const std::uint32_t&>(v);
-  }
-};
-
-template <class T>
-__device__ __forceinline__ void mma(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+__device__ __forceinline__ void mma(float* c, const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
   if constexpr (std::is_same_v<T, __half>) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -42,108 +27,143 @@ __device__ __forceinline__ void mma(float (&c)[4], const std::uint32_t (&a)[4], 
   }
 }
 
-__device__ __forceinline__ std::uint32_t shared_address(const void* p) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
-}
-__device__ __forceinline__ void ldmatrix(std::uint32_t (&r)[4], const void* p) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared_address(p)));
-}
-__device__ __forceinline__ void ldmatrix_transposed(std::uint32_t (&r)[4], const void* p) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared_address(p)));
-}
-__device__ __forceinline__ void copy_async(void* to, const void* from, bool valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
-               "r"(valid ? 16 : 0));
+__device__ __forceinline__ void copy_async(std::uint32_t to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
 __device__ __forceinline__ void commit() {
-  asm volatile("cp.async.commit_group;");
+  asm volatile("cp.async.commit_group;" ::: "memory");
 }
 template <int kLeft>
 __device__ __forceinline__ void wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft));
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 
-// A tile of kCount rows in shared memory, each kDim numbers and 8 of padding, so that the eight rows of an 8 x 8 matrix
-// start in different banks.
+// Rows of kDim numbers in shared memory. Their 16-byte pieces are swapped within groups, so that ldmatrix finds the
+// eight rows of an 8 x 8 matrix in different banks: groups of eight by exclusive or with row % 8 where a row is a
+// multiple of 128 bytes, else groups of four by row / 2 % 4.
 template <int kDim>
-constexpr int kStride = kDim + 8;
+struct Rows {
+  static constexpr int kBytes = kDim * 2;
+  static constexpr int kPieces = kDim / 8;
+  static constexpr int kGroup = kDim % 64 == 0 ? 8 : 4;
+
+  static __device__ __forceinline__ int key(int row) { return kGroup == 8 ? row % 8 : row / 2 % 4; }
+  static __device__ __forceinline__ std::uint32_t at(int row, int piece) {
+    return row * kBytes + (piece / kGroup * kGroup + (piece % kGroup ^ key(row))) * 16;
+  }
+  // From the address of (row, 0 or 1) to that of (row, 2 k or 2 k + 1).
+  static __device__ __forceinline__ std::uint32_t step(std::uint32_t row, std::uint32_t first, int k) {
+    return row + k / (kGroup / 2) * kGroup * 16 + (first ^ k % (kGroup / 2) * 32);
+  }
+};
+
+// What a lane asks of ldmatrix: rows [0, 16) of a tile, pieces 2 k and 2 k + 1. kOrder 0: rows by lane % 16, the second
+// piece in lanes 16 and up: a left side, or the right side of a sum over rows. 1: the second piece in lanes 8 to 15 and
+// 24 up: the right side of a product with rows.
+template <int kDim, int kOrder>
+struct Lane {
+  std::uint32_t row, first;
+
+  __device__ __forceinline__ explicit Lane(std::uint32_t tile) {
+    const int lane = threadIdx.x % 32;
+    const int r = kOrder == 0 ? lane % 16 : lane % 8 + lane / 16 * 8;
+    const int piece = kOrder == 0 ? lane / 16 : lane / 8 % 2;
+    row = tile + r * Rows<kDim>::kBytes;
+    first = (piece ^ Rows<kDim>::key(r)) * 16;
+  }
+  __device__ __forceinline__ std::uint32_t operator()(int rows, int k) const {
+    return Rows<kDim>::step(row + rows * Rows<kDim>::kBytes, first, k);
+  }
+};
 
 // Rows [first, first + kCount) of a head into a tile; rows past the end and columns past d become 0. `wide`: 16-byte
 // pieces may be copied (d and all strides are multiples of 8, the base is aligned).
 template <class T, int kDim, int kCount>
-__device__ __forceinline__ void load_tile(T* to, const T* from, std::int64_t stride, int first, int rows, int d,
-                                          bool wide) {
-  constexpr int kPieces = kDim / 8;
-  static_assert(kCount * kPieces % kThreads == 0);
+__device__ __forceinline__ void load_rows(std::uint32_t to, const T* from, std::int64_t stride, int first, int rows,
+                                          int d, bool wide) {
+  using R = Rows<kDim>;
+  static_assert(kCount * R::kPieces % kThreads == 0);
 #pragma unroll
-  for (int s = 0; s < kCount * kPieces / kThreads; ++s) {
+  for (int s = 0; s < kCount * R::kPieces / kThreads; ++s) {
     const int x = threadIdx.x + s * kThreads;
-    const int r = x / kPieces;
-    const int c = x % kPieces * 8;
-    T* piece = to + r * kStride<kDim> + c;
+    const int r = x / R::kPieces;
+    const int piece = x % R::kPieces;
+    const int c = piece * 8;
     const bool valid = first + r < rows && c < d;
     const T* source = from + (valid ? (first + r) * stride + c : 0);
     if (wide) {
-      copy_async(piece, source, valid);
+      copy_async(to + R::at(r, piece), source, valid);
     } else {
       alignas(16) T values[8];
 #pragma unroll
       for (int k = 0; k < 8; ++k) values[k] = valid && c + k < d ? source[k] : T(0.0f);
-      *reinterpret_cast<uint4*>(piece) = *reinterpret_cast<const uint4*>(values);
+      const uint4& v = *reinterpret_cast<const uint4*>(values);
+      asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to + R::at(r, piece)), "r"(v.x), "r"(v.y), "r"(v.z),
+                   "r"(v.w)
+                   : "memory");
     }
   }
 }
 
-// out[n] (+)= rows of A times rows of B^T: A is 16 x kDim in registers or at a, B is kN x kDim in shared memory.
-template <class T, int kDim, int kN>
-__device__ __forceinline__ void product(float (&out)[kN / 8][4], const T* a, const T* b) {
-  const int lane = threadIdx.x % 32;
-  const T* a_lane = a + lane % 16 * kStride<kDim> + lane / 16 * 8;
-  const T* b_lane = b + (lane % 8 + lane / 16 * 8) * kStride<kDim> + lane / 8 % 2 * 8;
+// Bytes in multiples of 16.
+__device__ __forceinline__ void load_bytes(std::uint32_t to, const unsigned char* from, int bytes) {
+  for (int x = threadIdx.x * 16; x < bytes; x += kThreads * 16) copy_async(to + x, from + x, true);
+}
+
+// out = A B^T: A are kM tiles of 64 rows, of which the warp has 16 each, B kN rows; both kDim wide in shared memory.
+template <class T, int kDim, int kM, int kN>
+__device__ __forceinline__ void product(float (&out)[kM][kN / 2], std::uint32_t a, std::uint32_t b) {
+  const Lane<kDim, 0> left(a + threadIdx.x / 32 * 16 * Rows<kDim>::kBytes);
+  const Lane<kDim, 1> right(b);
 #pragma unroll
-  for (int n = 0; n < kN / 8; ++n) out[n][0] = out[n][1] = out[n][2] = out[n][3] = 0;
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int n = 0; n < kN / 2; ++n) out[m][n] = 0;
 #pragma unroll
   for (int k = 0; k < kDim / 16; ++k) {
-    std::uint32_t left[4];
-    ldmatrix(left, a_lane + 16 * k);
+    std::uint32_t x[kM][4];
+#pragma unroll
+    for (int m = 0; m < kM; ++m) load_matrices<false>(x[m], left(64 * m, k));
 #pragma unroll
     for (int n = 0; n < kN / 16; ++n) {
-      std::uint32_t right[4];
-      ldmatrix(right, b_lane + 16 * n * kStride<kDim> + 16 * k);
-      mma<T>(out[2 * n], left, right[0], right[1]);
-      mma<T>(out[2 * n + 1], left, right[2], right[3]);
+      std::uint32_t y[4];
+      load_matrices<false>(y, right(16 * n, k));
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        mma<T>(out[m] + 8 * n, x[m], y[0], y[1]);
+        mma<T>(out[m] + 8 * n + 4, x[m], y[2], y[3]);
+      }
     }
   }
 }
 
-// sum += weights times B: weights 16 x kN as an accumulator tile in registers, B kN x kDim in shared memory.
-template <class T, int kDim, int kN>
-__device__ __forceinline__ void accumulate(float (&sum)[kDim / 8][4], const float (&weights)[kN / 8][4], const T* b) {
-  const int lane = threadIdx.x % 32;
-  const T* b_lane = b + lane % 16 * kStride<kDim> + lane / 16 * 8;
+// sum += W B: W kM times 16 x kN as products left it, B kN rows in shared memory.
+template <class T, int kDim, int kM, int kN>
+__device__ __forceinline__ void accumulate(float (&sum)[kM][kDim / 2], const float (&w)[kM][kN / 2], std::uint32_t b) {
+  const Lane<kDim, 0> right(b);
 #pragma unroll
   for (int k = 0; k < kN / 16; ++k) {
-    const float(&x)[4] = weights[2 * k];
-    const float(&y)[4] = weights[2 * k + 1];
-    const std::uint32_t left[4] = {Pair<T>::pack(x[0], x[1]), Pair<T>::pack(x[2], x[3]), Pair<T>::pack(y[0], y[1]),
-                                   Pair<T>::pack(y[2], y[3])};
+    std::uint32_t x[kM][4];
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[m][e] = pack<T>(w[m][8 * k + 2 * e], w[m][8 * k + 2 * e + 1]);
 #pragma unroll
     for (int n = 0; n < kDim / 16; ++n) {
-      std::uint32_t right[4];
-      ldmatrix_transposed(right, b_lane + 16 * k * kStride<kDim> + 16 * n);
-      mma<T>(sum[2 * n], left, right[0], right[1]);
-      mma<T>(sum[2 * n + 1], left, right[2], right[3]);
+      std::uint32_t y[4];
+      load_matrices<true>(y, right(16 * k, n));
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        mma<T>(sum[m] + 8 * n, x[m], y[0], y[1]);
+        mma<T>(sum[m] + 8 * n + 4, x[m], y[2], y[3]);
+      }
     }
   }
 }
 
-// Rows row and row + 8 of an accumulator tile to a head, times a factor.
+// Rows row and row + 8 of a tile to a head, times a factor each.
 template <class T, int kDim>
-__device__ __forceinline__ void store(const float (&sum)[kDim / 8][4], T* to, std::int64_t stride, int row, int rows,
+__device__ __forceinline__ void store(const float (&sum)[kDim / 2], T* to, std::int64_t stride, int row, int rows,
                                       int d, float factor0, float factor1, bool wide) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -153,7 +173,7 @@ __device__ __forceinline__ void store(const float (&sum)[kDim / 8][4], T* to, st
     for (int half = 0; half < 2; ++half) {
       const int r = row + 8 * half;
       const float factor = half ? factor1 : factor0;
-      const std::uint32_t pair = Pair<T>::pack(sum[n][2 * half] * factor, sum[n][2 * half + 1] * factor);
+      const std::uint32_t pair = pack<T>(sum[4 * n + 2 * half] * factor, sum[4 * n + 2 * half + 1] * factor);
       if (r >= rows || c >= d) continue;
       T* at = to + r * stride + c;
       if (wide) {
@@ -172,113 +192,63 @@ __host__ __device__ __forceinline__ bool is_wide(const H& x, std::int64_t d) {
   return (reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0) && (d | x.batch | x.head | x.token) % 8 == 0;
 }
 
-// Where a thread reads a table slice whose rows are its own rows: row and row + 8, from its first column on. Rows past
-// the end read the last one; what they give is never stored.
-struct TableRows {
-  const float* at[2] = {nullptr, nullptr};
+// The gains of kN columns beside a tile, times `factor`, from a record in shared memory whose part for this thread
+// starts at `part` (record_offset; 16 rows or columns of a record take `step` bytes).
+template <class T, bool kTransposed, int kN>
+struct Gains {
+  std::uint32_t parts[kN / 16][4];
+  float base, slope;
 
-  __device__ __forceinline__ TableRows(const float* slice, std::int64_t stride, int row, int rows) {
-    if (slice == nullptr) return;
+  // first: columns of the tile in front of these, a multiple of 16.
+  __device__ __forceinline__ Gains(std::uint32_t record, std::uint32_t offset, int first, std::uint32_t range,
+                                   float factor) {
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(base), "=f"(slope) : "r"(range) : "memory");
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
-      at[half] = slice + min(row + 8 * half, rows - 1) * stride + threadIdx.x % 4 * 2;
-  }
-  __device__ __forceinline__ explicit operator bool() const { return at[0] != nullptr; }
-
-  // The values beside an accumulator tile of columns [first, first + kN); 0 past the end.
-  template <int kN>
-  __device__ __forceinline__ void load(float (&to)[kN / 8][4], int first, int columns) const {
-    if (first + kN <= columns) {
-#pragma unroll
-      for (int n = 0; n < kN / 8; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) to[n][e] = __ldg(at[e / 2] + first + 8 * n + e % 2);
-    } else {
-#pragma unroll
-      for (int n = 0; n < kN / 8; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int column = first + 8 * n + e % 2;
-          to[n][e] = column + static_cast<int>(threadIdx.x % 4 * 2) < columns ? __ldg(at[e / 2] + column) : 0.0f;
-        }
+    for (int q = 0; q < kN / 16; ++q) {
+      const int x = first / 16 + q;
+      // Records are aligned to 128 bytes, so that steps of two pieces can be exclusive ors.
+      load_matrices<kTransposed>(parts[q], kTransposed ? record + offset + x * 2048 : (record + offset) ^ (x * 32));
     }
+    base *= factor;
+    slope *= factor;
+  }
+  __device__ __forceinline__ float operator[](int i) const {
+    return fmaf(widen<T>(parts[i / 8][i % 8 / 2], i % 2), slope, base);
   }
 };
 
-// The same where a thread's rows are the table's columns.
-struct TableColumns {
-  const float* at[2] = {nullptr, nullptr};
-  std::int64_t stride = 0;
+// A float32 table in global memory beside a thread's part of a tile: element (row, column) of the tile is element
+// row * row_step + column * column_step of the slice. What lies past the end is read from the last row and column.
+struct TableView {
+  const float* slice;
+  std::int64_t row_step, column_step;
+  int row, rows, columns;
 
-  __device__ __forceinline__ TableColumns(const float* slice, std::int64_t row_stride, int row, int rows)
-      : stride(row_stride) {
-    if (slice == nullptr) return;
+  __device__ __forceinline__ explicit operator bool() const { return slice != nullptr; }
+  template <int kN, class F>
+  __device__ __forceinline__ void each(int below, int first, const F& use) const {
+    const float* at[2];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) at[half] = slice + min(row + 8 * half, rows - 1);
-  }
-  __device__ __forceinline__ explicit operator bool() const { return at[0] != nullptr; }
-
-  template <int kN>
-  __device__ __forceinline__ void load(float (&to)[kN / 8][4], int first, int columns) const {
-    const bool whole = first + kN <= columns;
+    for (int half = 0; half < 2; ++half) at[half] = slice + min(row + below + 8 * half, rows - 1) * row_step;
 #pragma unroll
     for (int n = 0; n < kN / 8; ++n)
 #pragma unroll
-      for (int y = 0; y < 2; ++y) {
-        const int column = first + 8 * n + static_cast<int>(threadIdx.x % 4 * 2) + y;
-        const std::int64_t offset = (whole ? column : min(column, columns - 1)) * stride;
-        to[n][y] = __ldg(at[0] + offset);
-        to[n][y + 2] = __ldg(at[1] + offset);
+      for (int e = 0; e < 4; ++e) {
+        const int column = min(first + 8 * n + static_cast<int>(threadIdx.x % 4 * 2) + e % 2, columns - 1);
+        use(4 * n + e, __ldg(at[e / 2] + column * column_step));
       }
   }
 };
 
-// z = product * factor o gain + bias, in base 2.
-template <int kN, class Reader>
-__device__ __forceinline__ void make_logits(float (&z)[kN / 8][4], const Reader& gain, const Reader& bias, float factor,
-                                            int first, int columns) {
-  float t[kN / 8][4];
-  if (gain) {
-    gain.template load<kN>(t, first, columns);
-#pragma unroll
-    for (int n = 0; n < kN / 8; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) z[n][e] *= factor * t[n][e];
-  } else {
-#pragma unroll
-    for (int n = 0; n < kN / 8; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) z[n][e] *= factor;
-  }
-  if (bias) {
-    bias.template load<kN>(t, first, columns);
-#pragma unroll
-    for (int n = 0; n < kN / 8; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) z[n][e] = fmaf(kLog2e, t[n][e], z[n][e]);
-  }
-}
-
-template <int kN, class Reader>
-__device__ __forceinline__ void multiply_table(float (&x)[kN / 8][4], const Reader& table, int first, int columns) {
-  if (!table) return;
-  float t[kN / 8][4];
-  table.template load<kN>(t, first, columns);
-#pragma unroll
-  for (int n = 0; n < kN / 8; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) x[n][e] *= t[n][e];
-}
-
 // Sets what stands in columns past the end.
 template <int kN>
-__device__ __forceinline__ void fill_past(float (&x)[kN / 8][4], int first, int columns, float value) {
+__device__ __forceinline__ void fill_past(float (&x)[kN / 2], int first, int columns, float value) {
   if (first + kN <= columns) return;
 #pragma unroll
   for (int n = 0; n < kN / 8; ++n)
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      if (first + 8 * n + static_cast<int>(threadIdx.x % 4 * 2) + e % 2 >= columns) x[n][e] = value;
+      if (first + 8 * n + static_cast<int>(threadIdx.x % 4 * 2) + e % 2 >= columns) x[4 * n + e] = value;
     }
 }
 
@@ -287,5 +257,19 @@ __device__ __forceinline__ float base2_lse(const void* lse, std::int64_t at, boo
   const float x = valid ? static_cast<const float*>(lse)[at] * kLog2e : INFINITY;
   return x == -INFINITY ? INFINITY : x;
 }
+
+// Which image, head and tile of rows a block has: images fastest, so that neighbours in time share a table.
+struct Block {
+  int b, h, g, first;
+
+  __device__ __forceinline__ Block(const AttentionShape& s, int rows, int tokens) {
+    const int batch = static_cast<int>(s.batch);
+    const int blocks = (tokens + rows - 1) / rows;
+    b = static_cast<int>(blockIdx.x) % batch;
+    first = static_cast<int>(blockIdx.x) / batch % blocks * rows;
+    h = static_cast<int>(blockIdx.x) / batch / blocks;
+    g = b % static_cast<int>(s.groups);
+  }
+};
 
 }  // namespace violin::kernels::cuda::sm80

@@ -1,4 +1,4 @@
-// Hopper path, host side: tensor maps, table records, statistics, scratch, and the order of the kernels.
+// Hopper path, host side: tensor maps, statistics, scratch, and the order of the kernels.
 #include <cuda.h>
 
 #include "violin/kernels/cuda/attention.h"
@@ -7,84 +7,6 @@
 namespace violin::kernels::cuda {
 namespace sm90 {
 namespace {
-
-// One block per 64 x 64 tile of the gain table: finds the tile's range and writes the record. A thread has four pieces
-// of eight neighbours in a row. Past the edges stands the number that the range is measured from.
-template <class T>
-__global__ void __launch_bounds__(kWarpgroup)
-    records_kernel(const Table gain, std::int64_t slices_per_group, int nq, int nk, unsigned char* records) {
-  __shared__ float extremes[2][4];
-  const int query_tiles = (nq + kTile - 1) / kTile;
-  const int key_tiles = (nk + kTile - 1) / kTile;
-  const int key_tile = static_cast<int>(blockIdx.x % key_tiles);
-  const int query_tile = static_cast<int>(blockIdx.x / key_tiles % query_tiles);
-  const std::int64_t slice = blockIdx.x / key_tiles / query_tiles;
-  const float* from = static_cast<const float*>(gain.data) + slice / slices_per_group * gain.group +
-                      slice % slices_per_group * gain.head;
-  const int column = threadIdx.x % 8 * 8;
-  const int j = key_tile * kTile + column;
-  float values[4][8];
-  float low = INFINITY;
-  float high = -INFINITY;
-#pragma unroll
-  for (int x = 0; x < 4; ++x) {
-    const int i = query_tile * kTile + threadIdx.x / 8 + 16 * x;
-    const float* at = from + i * gain.row + j;
-    if (i < nq && j + 8 <= nk && reinterpret_cast<std::uintptr_t>(at) % 16 == 0) {
-      *reinterpret_cast<float4*>(values[x]) = __ldcs(reinterpret_cast<const float4*>(at));
-      *reinterpret_cast<float4*>(values[x] + 4) = __ldcs(reinterpret_cast<const float4*>(at) + 1);
-    } else {
-#pragma unroll
-      for (int e = 0; e < 8; ++e) values[x][e] = i < nq && j + e < nk ? at[e] : INFINITY;
-    }
-  }
-#pragma unroll
-  for (int x = 0; x < 4; ++x)
-#pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      const bool inside = query_tile * kTile + threadIdx.x / 8 + 16 * x < nq && j + e < nk;
-      low = inside ? fminf(low, values[x][e]) : low;
-      high = inside ? fmaxf(high, values[x][e]) : high;
-    }
-  for (int s = 16; s > 0; s /= 2) {
-    low = fminf(low, __shfl_xor_sync(0xffffffffu, low, s));
-    high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, s));
-  }
-  if (threadIdx.x % 32 == 0) {
-    extremes[0][threadIdx.x / 32] = low;
-    extremes[1][threadIdx.x / 32] = high;
-  }
-  __syncthreads();
-  for (int w = 0; w < 4; ++w) {
-    low = fminf(low, extremes[0][w]);
-    high = fmaxf(high, extremes[1][w]);
-  }
-  // gain = base + slope * v with v = (origin - gain) * inverse + first.
-  constexpr bool kFine = std::is_same_v<T, __half>;
-  const float origin = kFine || high >= -low ? high : low;
-  const float range = kFine ? (high - low) / 1.499f : origin;
-  const float inverse = range != 0 ? 1 / range : 0.0f;
-  constexpr float kFirst = kFine ? 0.5f : 0.0f;
-  unsigned char* record = records + ((slice * key_tiles + key_tile) * query_tiles + query_tile) * kRecordBytes;
-#pragma unroll
-  for (int x = 0; x < 4; ++x) {
-    const int row = threadIdx.x / 8 + 16 * x;
-    std::uint32_t parts[4] = {};
-#pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      const bool inside = query_tile * kTile + row < nq && j + e < nk;
-      const float v = fmaf(inside ? origin - values[x][e] : 0.0f, inverse, kFirst);
-      const std::uint32_t bits =
-          kFine ? (__float_as_uint(v) + 0x80u - 0x3f000000u) >> 8 : __half_as_ushort(__float2half_rn(v));
-      parts[e / 2] |= bits << 16 * (e % 2);
-    }
-    *reinterpret_cast<uint4*>(record + row * 128 + (column / 8 ^ row % 8) * 16) =
-        make_uint4(parts[0], parts[1], parts[2], parts[3]);
-  }
-  if (threadIdx.x == 0) {
-    *reinterpret_cast<float2*>(record + kTileBytes) = make_float2(fmaf(kFirst, range, origin), -range);
-  }
-}
 
 // Eight threads per query: D = sum(dO o O), and the log-sum-exp in base 2.
 template <class T>
@@ -173,29 +95,6 @@ bool fits(const AttentionShape& s, DType dtype, double scale) {
          s.batch * s.heads * (s.queries + s.keys + 2 * kTile) < (std::int64_t{1} << 31);
 }
 
-std::int64_t record_heads(const Table& gain, const AttentionShape& s) {
-  return gain.head == 0 ? 1 : s.heads;
-}
-
-std::size_t record_bytes(const Table& gain, const AttentionShape& s) {
-  if (gain.data == nullptr) return 0;
-  return align256(static_cast<std::size_t>(s.groups * record_heads(gain, s) * ceil_div(s.queries, kTile) *
-                                           ceil_div(s.keys, kTile)) *
-                  kRecordBytes);
-}
-
-cudaError_t make_records(const Table& gain, const AttentionShape& s, DType dtype, unsigned char* data, Records& records,
-                         cudaStream_t stream) {
-  if (gain.data == nullptr) return cudaSuccess;
-  const std::int64_t heads = record_heads(gain, s);
-  records = {data, static_cast<int>(heads)};
-  const std::int64_t blocks = s.groups * heads * ceil_div(s.queries, kTile) * ceil_div(s.keys, kTile);
-  const auto kernel = dtype == DType::kFloat16 ? records_kernel<__half> : records_kernel<__nv_bfloat16>;
-  kernel<<<static_cast<unsigned>(blocks), kWarpgroup, 0, stream>>>(gain, heads, static_cast<int>(s.queries),
-                                                                   static_cast<int>(s.keys), data);
-  return cudaGetLastError();
-}
-
 Schedule make_schedule(const AttentionShape& s) {
   Schedule schedule;
   schedule.items_per_unit = static_cast<int>(ceil_div(s.batch / s.groups, kImagesPerItem));
@@ -253,7 +152,7 @@ bool has_sm90_kernel(const AttentionBackward& p) {
 }
 
 std::size_t scratch_sm90(const AttentionForward& p) {
-  return sm90::record_bytes(p.gain, p.shape);
+  return record_bytes(p.gain, p.shape);
 }
 std::size_t scratch_sm90(const AttentionBackward& p) {
   return sm90::layout(p).bytes;
@@ -262,13 +161,13 @@ std::size_t scratch_sm90(const AttentionBackward& p) {
 cudaError_t launch_sm90(const AttentionForward& p, void* scratch, cudaStream_t stream) {
   const AttentionShape& s = p.shape;
   sm90::Maps maps{};
-  sm90::Records records;
+  Records records;
   cudaError_t e = sm90::make_map(maps.q, p.q, s, s.queries, p.dtype);
   if (e == cudaSuccess) e = sm90::make_map(maps.k, p.k, s, s.keys, p.dtype);
   if (e == cudaSuccess) e = sm90::make_map(maps.v, p.v, s, s.keys, p.dtype);
   if (e == cudaSuccess) e = sm90::make_map(maps.out, p.out, s, s.queries, p.dtype);
   if (e == cudaSuccess) {
-    e = sm90::make_records(p.gain, s, p.dtype, static_cast<unsigned char*>(scratch), records, stream);
+    e = make_records(p.gain, s, p.dtype, scratch, records, stream);
   }
   return e == cudaSuccess ? sm90::start_forward(p, maps, records, stream) : e;
 }
@@ -279,16 +178,16 @@ cudaError_t launch_sm90(const AttentionBackward& p, void* scratch, cudaStream_t 
   unsigned char* base = static_cast<unsigned char*>(scratch);
   float* statistics = reinterpret_cast<float*>(base);
   sm90::Maps maps{};
-  sm90::Records records;
+  Records records;
   cudaError_t e = sm90::make_map(maps.q, p.q, s, s.queries, p.dtype);
   if (e == cudaSuccess) e = sm90::make_map(maps.k, p.k, s, s.keys, p.dtype);
   if (e == cudaSuccess) e = sm90::make_map(maps.v, p.v, s, s.keys, p.dtype);
   if (e == cudaSuccess) e = sm90::make_map(maps.dout, p.dout, s, s.queries, p.dtype);
   if (e == cudaSuccess) e = sm90::make_map(maps.dk, p.dk, s, s.keys, p.dtype);
   if (e == cudaSuccess) e = sm90::make_map(maps.dv, p.dv, s, s.keys, p.dtype);
-  if (e == cudaSuccess) e = sm90::make_records(p.gain, s, p.dtype, base + l.records, records, stream);
+  if (e == cudaSuccess) e = make_records(p.gain, s, p.dtype, base + l.records, records, stream);
   if (e != cudaSuccess) return e;
-  const std::int64_t rows = s.batch * s.heads * ceil_div(s.queries, sm90::kTile) * sm90::kTile;
+  const std::int64_t rows = s.batch * s.heads * ceil_div(s.queries, kTile) * kTile;
   const unsigned blocks = static_cast<unsigned>(ceil_div(rows, 32));
   if (p.dtype == DType::kFloat16) {
     sm90::statistics_kernel<__half><<<blocks, 256, 0, stream>>>(p, statistics);

@@ -1,15 +1,7 @@
 // What the Hopper attention kernels share.
 //
 // Head dimensions up to 64 (padded by the bulk copies), tiles of 64 x 64 logits per warpgroup, float16 and bfloat16, a
-// gain table or none. The table is brought once per call into records: a record holds one 64 x 64 tile of 16-bit
-// numbers as rows of 128 bytes, one per query, with the 16-byte pieces of row r swapped by exclusive or with r % 8.
-// ldmatrix hands them out in the order of a warpgroup's accumulators, by queries or, transposed, by keys. gain = base +
-// slope * v, with base and slope of the tile in float32 at the end of the record and v a number of 16 bits:
-//   beside bfloat16, v = 1 - gain / base in [0, 2] is a float16 (cheapest to widen), base the largest gain of the tile
-//   by size and slope = -base; gains are within 5e-4 of base and, close to base, far more exact; beside float16, v in
-//   [0.5, 2) is the middle of a float, 16 bits that go behind 0x3f and in front of 0x00; gains are within 1e-5 of the
-//   tile's range.
-// Either way the largest gain of a tile keeps all its bits and a constant tile is exact: masks close to 1 are resolved.
+// gain table or none, which comes as records (records.cuh).
 #pragma once
 
 #include <cuda.h>
@@ -18,13 +10,11 @@
 #include <cstdlib>
 
 #include "violin/kernels/cuda/common.cuh"
+#include "violin/kernels/cuda/records.cuh"
 #include "violin/kernels/cuda/sm90.cuh"
 
 namespace violin::kernels::cuda::sm90 {
 
-constexpr int kTile = 64;
-constexpr int kTileBytes = kTile * kTile * 2;
-constexpr int kRecordBytes = kTileBytes + 128;
 constexpr int kWarpgroup = 128;
 // Per 64 queries: their log-sum-exp in base 2 (+inf past the end: the weight is then 0) and their D, in the order of
 // the columns of a thread's accumulators: queries 8 n + 2 c and 8 n + 2 c + 1 have their four numbers at 16 n + 4 c.
@@ -43,32 +33,9 @@ inline bool ends_narrow(std::int64_t columns) {
   return columns % kTile != 0 && columns % kTile <= kNarrowColumns;
 }
 
-// Everything the kernels need beside the tensor maps. Nothing here is owned.
-struct Records {
-  const unsigned char* data = nullptr;  // [G, h or 1, key tile, query tile]
-  int heads = 0;                        // 1 where the table has no heads
-
-  __device__ __forceinline__ const unsigned char* at(std::int64_t g, int h, int query_tiles, int key_tiles,
-                                                     int query_tile, int key_tile) const {
-    const std::int64_t slice = g * heads + (heads == 1 ? 0 : h);
-    return data + ((slice * key_tiles + key_tile) * query_tiles + query_tile) * kRecordBytes;
-  }
-};
-
 // The number of this thread's warpgroup, in a form of which the compiler knows that a warp agrees about it.
 __device__ __forceinline__ int warpgroup() {
   return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
-}
-
-template <class T>
-__device__ __forceinline__ std::uint32_t pack(float x, float y) {
-  if constexpr (std::is_same_v<T, __half>) {
-    const __half2 v = __floats2half2_rn(x, y);
-    return reinterpret_cast<const std::uint32_t&>(v);
-  } else {
-    const __nv_bfloat162 v = __floats2bfloat162_rn(x, y);
-    return reinterpret_cast<const std::uint32_t&>(v);
-  }
 }
 
 // A 64 x 64 tile of 16-bit numbers as the left side of four products over 16.
@@ -118,18 +85,6 @@ struct RecordPart {
   float next_base, next_slope;
 };
 
-// Where a thread's part starts in a record, by queries or transposed. The compiler must not compute it again in every
-// step.
-template <bool kTransposed>
-__device__ __forceinline__ std::uint32_t record_offset() {
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x % kWarpgroup / 32;
-  const int row = kTransposed ? lane / 16 * 8 + lane % 8 : 16 * warp + lane % 16;
-  const int piece = (kTransposed ? 2 * warp + lane / 8 % 2 : lane / 16) ^ (row % 8);
-  std::uint32_t offset = row * 128 + piece * 16;
-  asm volatile("" : "+r"(offset));
-  return offset;
-}
 template <bool kTransposed, int kHalf>
 __device__ __forceinline__ void load_record_half(RecordPart& to, std::uint32_t record, std::uint32_t offset) {
   if constexpr (kHalf == 0) {
@@ -151,13 +106,7 @@ __device__ __forceinline__ void start_record(RecordPart& record, float factor) {
 // The number v of accumulator 8 q + e. T: the type of q, k, v.
 template <class T>
 __device__ __forceinline__ float unpack(const RecordPart& record, int q, int e) {
-  const std::uint32_t pair = record.parts[q][e / 2];
-  if constexpr (std::is_same_v<T, __half>) {
-    return __uint_as_float(__byte_perm(pair, 0x3f000000u, e % 2 ? 0x7324 : 0x7104));
-  } else {
-    const __half2 both = reinterpret_cast<const __half2&>(pair);
-    return e % 2 ? __high2float(both) : __low2float(both);
-  }
+  return widen<T>(record.parts[q][e / 2], e % 2);
 }
 
 // The first kCount numbers of z become z o gain up to a factor, which is returned: beside bfloat16, slope = -base and

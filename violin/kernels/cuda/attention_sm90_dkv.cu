@@ -284,8 +284,8 @@ cudaError_t start(const AttentionBackward& p, const Maps& maps, const Records& r
   if (e != cudaSuccess) return e;
   const std::int64_t items = s.batch * s.heads * ceil_div(s.keys, kGroups * kTile);
   const std::int64_t blocks = persistent && items > processors() ? processors() : items;
-  kernel<<<static_cast<unsigned>(blocks), kThreads, kSharedBytes<kGain>, stream>>>(p, maps, records, statistics,
-      images_per_chunk(s.batch, s.queries));
+  kernel<<<static_cast<unsigned>(blocks), kThreads, kSharedBytes<kGain>, stream>>>(
+      p, maps, records, statistics, images_per_chunk(s.batch, s.queries));
   return cudaGetLastError();
 }
 

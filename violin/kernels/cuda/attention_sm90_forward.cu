@@ -25,8 +25,8 @@ constexpr int kSharedBytes = 1024 + 2 * kGroups * kTileBytes + kStages * 2 * kTi
 // are short. Otherwise it has one item, and the compiler makes a tighter loop of its steps.
 template <class T, bool kGain, bool kPersistent, bool kNarrow>
 __global__ void __launch_bounds__(kThreads, 1)
-    forward_kernel(const __grid_constant__ AttentionForward p, const __grid_constant__ Maps maps,
-                   const Records records, int chunk) {
+    forward_kernel(const __grid_constant__ AttentionForward p, const __grid_constant__ Maps maps, const Records records,
+                   int chunk) {
   extern __shared__ unsigned char raw[];
   unsigned char* q_tiles = raw + (1024 - shared_address(raw) % 1024) % 1024;  // [2][kGroups]
   unsigned char* kv_tiles = q_tiles + 2 * kGroups * kTileBytes;
@@ -322,7 +322,7 @@ cudaError_t start(const AttentionForward& p, const Maps& maps, const Records& re
   const std::int64_t items = s.batch * s.heads * ceil_div(s.queries, kGroups * kTile);
   const std::int64_t blocks = persistent && items > processors() ? processors() : items;
   kernel<<<static_cast<unsigned>(blocks), kThreads, kSharedBytes<kGain>, stream>>>(p, maps, records,
-      images_per_chunk(s.batch, s.keys));
+                                                                                   images_per_chunk(s.batch, s.keys));
   return cudaGetLastError();
 }
 

@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "violin/kernels/attention.h"
 
@@ -34,6 +35,36 @@ __device__ __forceinline__ float power2(float x) {
   return y;
 }
 
+__device__ __forceinline__ std::uint32_t shared_address(const void* p) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// Four 8 x 8 matrices of 16-bit numbers; lane l gives the address of row l % 8 of matrix l / 8.
+template <bool kTransposed>
+__device__ __forceinline__ void load_matrices(std::uint32_t (&to)[4], std::uint32_t row) {
+  if constexpr (kTransposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(row));
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(row));
+  }
+}
+
+// Two numbers as T in one register, x in its lower half.
+template <class T>
+__device__ __forceinline__ std::uint32_t pack(float x, float y) {
+  if constexpr (std::is_same_v<T, __half>) {
+    const __half2 v = __floats2half2_rn(x, y);
+    return reinterpret_cast<const std::uint32_t&>(v);
+  } else {
+    const __nv_bfloat162 v = __floats2bfloat162_rn(x, y);
+    return reinterpret_cast<const std::uint32_t&>(v);
+  }
+}
+
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
@@ -58,8 +89,8 @@ cudaError_t launch_delta(const AttentionBackward& p, void* delta, cudaStream_t s
 // The paths; each takes D from scratch.
 cudaError_t launch_simt(const AttentionForward& p, cudaStream_t stream);
 cudaError_t launch_simt(const AttentionBackward& p, const void* delta, cudaStream_t stream);
-cudaError_t launch_sm80(const AttentionForward& p, cudaStream_t stream);
-cudaError_t launch_sm80(const AttentionBackward& p, float* delta, cudaStream_t stream);
+cudaError_t launch_sm80(const AttentionForward& p, void* scratch, cudaStream_t stream);
+cudaError_t launch_sm80(const AttentionBackward& p, float* delta, void* scratch, cudaStream_t stream);
 cudaError_t launch_sm90(const AttentionForward& p, void* scratch, cudaStream_t stream);
 cudaError_t launch_sm90(const AttentionBackward& p, void* scratch, cudaStream_t stream);
 std::size_t scratch_sm90(const AttentionForward& p);

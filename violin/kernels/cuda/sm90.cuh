@@ -11,10 +11,6 @@
 
 namespace violin::kernels::cuda::sm90 {
 
-__device__ __forceinline__ std::uint32_t shared_address(const void* p) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
-}
-
 // Barriers in shared memory: a phase ends when `count` threads have arrived and the announced bytes have landed.
 // Held by address: going from a pointer to the address in every step costs instructions.
 class Barrier {
@@ -185,21 +181,7 @@ __device__ __forceinline__ void pin(std::uint32_t (&a)[4][4]) {
   for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
 }
 
-// Four 8 x 8 matrices of 16-bit numbers; lane l gives the address of row l % 8 of matrix l / 8.
-template <bool kTransposed>
-__device__ __forceinline__ void load_matrices(std::uint32_t (&to)[4], std::uint32_t row) {
-  if constexpr (kTransposed) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(row));
-  } else {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(row));
-  }
-}
-
-// The inverse without transposition.
+// The inverse of load_matrices<false>.
 __device__ __forceinline__ void store_matrices(std::uint32_t row, const std::uint32_t (&from)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row), "r"(from[0]), "r"(from[1]),
                "r"(from[2]), "r"(from[3])

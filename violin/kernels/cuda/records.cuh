@@ -1,0 +1,62 @@
+// The gain table as the 16-bit kernels read it: once per call it is brought into records, each a 64 x 64 tile of 16-bit
+// numbers as rows of 128 bytes, one per query, with the 16-byte pieces of row r swapped by exclusive or with r % 8.
+// ldmatrix hands them out in the order of the accumulators of four warps with 16 rows each, by queries or, transposed,
+// by keys. gain = base + slope * v, with base and slope of the tile in float32 at the end of the record and v a number
+// of 16 bits:
+//   beside bfloat16, v = 1 - gain / base in [0, 2] is a float16 (cheapest to widen), base the largest gain of the tile
+//   by size and slope = -base; gains are within 5e-4 of base and, close to base, far more exact; beside float16, v in
+//   [0.5, 2) is the middle of a float, 16 bits that go behind 0x3f and in front of 0x00; gains are within 1e-5 of the
+//   tile's range.
+// Either way the largest gain of a tile keeps all its bits and a constant tile is exact: masks close to 1 are resolved.
+#pragma once
+
+#include "violin/kernels/cuda/common.cuh"
+
+namespace violin::kernels::cuda {
+
+constexpr int kTile = 64;
+constexpr int kTileBytes = kTile * kTile * 2;
+constexpr int kRecordBytes = kTileBytes + 128;
+
+// All records of a call. Nothing here is owned.
+struct Records {
+  const unsigned char* data = nullptr;  // [G, h or 1, key tile, query tile]
+  int heads = 0;                        // 1 where the table has no heads
+
+  __device__ __forceinline__ const unsigned char* at(std::int64_t g, int h, int query_tiles, int key_tiles,
+                                                     int query_tile, int key_tile) const {
+    const std::int64_t slice = g * heads + (heads == 1 ? 0 : h);
+    return data + ((slice * key_tiles + key_tile) * query_tiles + query_tile) * kRecordBytes;
+  }
+};
+
+// Where a thread's part starts in a record, by queries or transposed. The compiler must not compute it again in every
+// step.
+template <bool kTransposed>
+__device__ __forceinline__ std::uint32_t record_offset() {
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32 % 4;
+  const int row = kTransposed ? lane / 16 * 8 + lane % 8 : 16 * warp + lane % 16;
+  const int piece = (kTransposed ? 2 * warp + lane / 8 % 2 : lane / 16) ^ (row % 8);
+  std::uint32_t offset = row * 128 + piece * 16;
+  asm volatile("" : "+r"(offset));
+  return offset;
+}
+// The number v in one half of a register. T: the type of q, k, v.
+template <class T>
+__device__ __forceinline__ float widen(std::uint32_t pair, bool upper) {
+  if constexpr (std::is_same_v<T, __half>) {
+    return __uint_as_float(__byte_perm(pair, 0x3f000000u, upper ? 0x7324 : 0x7104));
+  } else {
+    const __half2 both = reinterpret_cast<const __half2&>(pair);
+    return upper ? __high2float(both) : __low2float(both);
+  }
+}
+
+// Bytes that the records of a table take: 0 without one.
+std::size_t record_bytes(const Table& gain, const AttentionShape& s);
+// Writes them to `data` and says where they are; without a table there are none.
+cudaError_t make_records(const Table& gain, const AttentionShape& s, DType dtype, void* data, Records& records,
+                         cudaStream_t stream);
+
+}  // namespace violin::kernels::cuda
