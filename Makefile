@@ -55,13 +55,15 @@ bench: configure  ## Ratios against peers, measured now
 	@cmake --build build -j $(JOBS) --target violin
 	@bash tools/bench.sh
 
-gpu-test: build  ## The kernels and operators on this machine's GPU, on both paths
+gpu-test: configure  ## The kernels and operators on this machine's GPU, on both paths
+	@cmake --build build -j $(JOBS) --target violin_cuda_kernels_api violin_ops nn_test
 	@$(PYTHON) tests/cuda/check_kernels.py build/libviolin_cuda_kernels_api.so
 	@build/bin/nn_test --gtest_filter='Gpu*'
 	@$(PYTHON) tests/cuda/test_operators.py build/libviolin_ops.so
 	@VIOLIN_PATH=sm80 $(PYTHON) tests/cuda/test_operators.py build/libviolin_ops.so
 
-gpu-bench: build  ## Attention on this machine's GPU against cuDNN, FlashAttention-2, FlexAttention and the formula
+gpu-bench: configure  ## Attention on this machine's GPU against cuDNN, FlashAttention-2, FlexAttention and the formula
+	@cmake --build build -j $(JOBS) --target violin_ops
 	@$(PYTHON) bench/gpu/attention.py build/libviolin_ops.so
 
 install: build  ## Headers, libraries, binary and CMake package into PREFIX

@@ -1,7 +1,7 @@
 // Chooses the kernels of an attention call, and holds the one small kernel that every backward pass starts with.
 #include "violin/kernels/cuda/attention.h"
 
-#include "violin/kernels/cuda/records.cuh"
+#include "violin/kernels/cuda/common.cuh"
 
 namespace violin::kernels::cuda {
 namespace {
@@ -83,12 +83,12 @@ Path best_path() {
 
 std::size_t scratch_bytes(const AttentionForward& p, Path path) {
   if (is_wide(p.dtype)) return 0;
-  return path == Path::kSm90 && has_sm90_kernel(p) ? scratch_sm90(p) : record_bytes(p.gain, p.shape);
+  return path == Path::kSm90 && has_sm90_kernel(p) ? scratch_sm90(p) : scratch_sm80(p);
 }
 
 std::size_t scratch_bytes(const AttentionBackward& p, Path path) {
   if (is_wide(p.dtype)) return delta_bytes(p);
-  return path == Path::kSm90 && has_sm90_kernel(p) ? scratch_sm90(p) : delta_bytes(p) + record_bytes(p.gain, p.shape);
+  return path == Path::kSm90 && has_sm90_kernel(p) ? scratch_sm90(p) : delta_bytes(p) + scratch_sm80(p);
 }
 
 cudaError_t launch(const AttentionForward& p, Path path, void* scratch, cudaStream_t stream) {

@@ -11,6 +11,7 @@
 // what the smaller devices have.
 #pragma once
 
+#include "violin/kernels/cuda/attention_sm80_plan.cuh"
 #include "violin/kernels/cuda/attention_sm80_tiles.cuh"
 
 namespace violin::kernels::cuda::sm80 {
@@ -59,10 +60,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     load_rows<T, kDim, kStep>(k_tiles + step % 2 * kStepBytes, k, p.k.token, j0, nk, d, k_wide);
     load_rows<T, kDim, kStep>(v_tiles + step % 2 * kStepBytes, v, p.v.token, j0, nk, d, v_wide);
     if (has_gain && j0 % kTile == 0) {
-      const int tile = block.first / kTile;
-      load_bytes(table + j0 / kTile % 2 * kM * kRecordBytes,
-                 records.at(block.g, block.h, query_tiles, key_tiles, tile, j0 / kTile),
-                 min(kM, query_tiles - tile) * kRecordBytes);
+      load_records<kM>(table + j0 / kTile % 2 * kM * kRecordBytes, records, block.g, block.h, query_tiles, key_tiles,
+                       block.first / kTile, j0 / kTile);
     }
   };
   const int steps = (nk + kStep - 1) / kStep;
@@ -355,10 +354,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     load_rows<T, kDim, kStep>(k_tiles + step % 2 * kStepBytes, k, p.k.token, j0, nk, d, k_wide);
     load_rows<T, kDim, kStep>(v_tiles + step % 2 * kStepBytes, v, p.v.token, j0, nk, d, v_wide);
     if (has_gain && j0 % kTile == 0) {
-      const int tile = block.first / kTile;
-      load_bytes(table + j0 / kTile % 2 * kM * kRecordBytes,
-                 records.at(block.g, block.h, query_tiles, key_tiles, tile, j0 / kTile),
-                 min(kM, query_tiles - tile) * kRecordBytes);
+      load_records<kM>(table + j0 / kTile % 2 * kM * kRecordBytes, records, block.g, block.h, query_tiles, key_tiles,
+                       block.first / kTile, j0 / kTile);
     }
   };
   const int steps = (nk + kStep - 1) / kStep;
@@ -434,6 +431,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 // Adds a tile of partial sums to a gradient [.., Nq, Nk] and clears it; the first time it writes.
 __device__ __forceinline__ void fold(float (&part)[kTile / 2], float* gradient, int row, int column, int nq, int nk,
                                      float factor, bool first) {
+  asm volatile("" : "+r"(row), "+r"(column));  // 32 addresses must not be kept over the walk
 #pragma unroll
   for (int i = 0; i < kTile / 2; ++i) {
     const int y = row + i % 4 / 2 * 8;
@@ -446,19 +444,17 @@ __device__ __forceinline__ void fold(float (&part)[kTile / 2], float* gradient, 
   }
 }
 
-// Tiles of 64 queries beside 64 keys. All three gradients of two tiles would not fit into registers.
-template <int kDim, bool kAll>
-constexpr int kTablesTiles = kDim <= 64 && !kAll ? 2 : 1;
 template <int kDim, bool kAll>
 constexpr std::size_t kTablesShared =
-    (2 * kTablesTiles<kDim, kAll> + 2) * kTile * Rows<kDim>::kBytes + kTablesTiles<kDim, kAll> * kRecordBytes;
+    (2 * tables_tiles(kDim, kAll) + 2) * kTile * Rows<kDim>::kBytes + tables_tiles(kDim, kAll) * kRecordBytes;
 
-// kAll: of all three tables; otherwise of the gain, without a gate. The next image is loaded while the elements of this
-// one are worked on.
+// kAll: of all three tables; otherwise of the gain alone, without bias and gate. blockIdx.y: the part of the images.
+// The next image is loaded while the elements of this one are worked on.
 template <class T, int kDim, bool kAll>
 __global__ void __launch_bounds__(kThreads, 2)
-    tables_kernel(const __grid_constant__ AttentionBackward p, const Records records, const float* delta) {
-  constexpr int kM = kTablesTiles<kDim, kAll>;
+    tables_kernel(const __grid_constant__ AttentionBackward p, const Records records, const float* delta,
+                  const TableGradients to) {
+  constexpr int kM = tables_tiles(kDim, kAll);
   extern __shared__ __align__(128) unsigned char shared[];
   const std::uint32_t q_tiles = shared_address(shared);
   const std::uint32_t g_tiles = q_tiles + kM * kTile * Rows<kDim>::kBytes;
@@ -487,15 +483,17 @@ __global__ void __launch_bounds__(kThreads, 2)
   const bool has_gain = records.data != nullptr;
   const TableView bias{slice_of<float>(p.bias, g, h), p.bias.row, 1, row, nq, nk};
   const TableView gate{slice_of<float>(p.gate, g, h), p.gate.row, 1, row, nq, nk};
-  const auto slice = [&](void* gradient) {
-    return gradient ? static_cast<float*>(gradient) + static_cast<std::int64_t>(gh) * nq * nk : nullptr;
-  };
-  float* dgain = slice(p.dgain);
-  float* dbias = slice(p.dbias);
-  float* dgate = slice(p.dgate);
+  const int split = static_cast<int>(blockIdx.y);
+  const std::int64_t at = split * to.size + static_cast<std::int64_t>(gh) * nq * nk;
+  const auto slice = [&](float* gradient) { return gradient ? gradient + at : nullptr; };
+  float* dgain = slice(to.gain);
+  float* dbias = slice(to.bias);
+  float* dgate = slice(to.gate);
 
   const int groups = static_cast<int>(p.shape.groups);
   const int images = static_cast<int>(p.shape.batch) / groups;
+  const int first_image = images * split / to.splits;
+  const int last_image = images * (split + 1) / to.splits;
   const auto load_image = [&](int x) {
     const int b = g + x * groups;
     load_rows<T, kDim, kM * kTile>(q_tiles, head_of<T>(p.q, b, h), p.q.token, i0, nq, d, q_wide);
@@ -504,15 +502,14 @@ __global__ void __launch_bounds__(kThreads, 2)
     load_rows<T, kDim, kTile>(v_tile, head_of<T>(p.v, b, h), p.v.token, j0, nk, d, v_wide);
   };
   if (has_gain) {
-    load_bytes(table, records.at(g, h, query_tiles, key_tiles, i0 / kTile, j0 / kTile),
-               min(kM, query_tiles - i0 / kTile) * kRecordBytes);
+    load_records<kM>(table, records, g, h, query_tiles, key_tiles, i0 / kTile, j0 / kTile);
   }
-  load_image(0);
+  load_image(first_image);
   commit();
   float part_gain[kM][kTile / 2] = {};
   [[maybe_unused]] float part_bias[kTile / 2] = {}, part_gate[kTile / 2] = {};
   const std::uint32_t offset = record_offset<false>();
-  for (int image = 0; image < images; ++image) {
+  for (int image = first_image; image < last_image; ++image) {
     wait<0>();
     __syncthreads();
     const std::int64_t first_row = ((g + image * groups) * p.shape.heads + h) * nq;
@@ -530,7 +527,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     product<T, kDim, kM, kTile>(x, q_tiles, k_tile);
     product<T, kDim, kM, kTile>(dx, g_tiles, v_tile);
     __syncthreads();
-    if (image + 1 < images) load_image(image + 1);
+    if (image + 1 < last_image) load_image(image + 1);
     commit();
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
@@ -541,7 +538,8 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
           for (int i = 0; i < 8; ++i) weights[i] = x[m][8 * c + i] * gain(8 * c + i);
           if constexpr (kAll) {
-            if (bias) bias.each<16>(kTile * m, j0 + 16 * c, [&](int i, float t) { weights[i] = fmaf(kLog2e, t, weights[i]); });
+            if (bias)
+              bias.each<16>(kTile * m, j0 + 16 * c, [&](int i, float t) { weights[i] = fmaf(kLog2e, t, weights[i]); });
           }
 #pragma unroll
           for (int i = 0; i < 8; ++i) {
@@ -567,8 +565,9 @@ __global__ void __launch_bounds__(kThreads, 2)
         finish([&](int) { return factor; });
       }
     }
-    if ((image + 1) % kImagesPerSum == 0 || image + 1 == images) {
-      const bool first = image < kImagesPerSum;
+    const int done = image + 1 - first_image;
+    if (done % kImagesPerSum == 0 || image + 1 == last_image) {
+      const bool first = done <= kImagesPerSum;
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
         fold(part_gain[m], dgain, row + kTile * m, column, nq, nk, static_cast<float>(p.scale), first);
@@ -582,51 +581,47 @@ __global__ void __launch_bounds__(kThreads, 2)
 }
 
 template <std::size_t kShared, class P, class... Args>
-cudaError_t start(void (*kernel)(P, Args...), std::int64_t blocks, cudaStream_t stream, const P& p, Args... args) {
+cudaError_t start(void (*kernel)(P, Args...), dim3 blocks, cudaStream_t stream, const P& p, Args... args) {
   static_assert(kShared <= kMostShared);
-  if (blocks == 0) return cudaSuccess;
+  if (blocks.x == 0) return cudaSuccess;
   const cudaError_t e = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                              cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kShared));
   if (e != cudaSuccess) return e;
-  kernel<<<static_cast<unsigned>(blocks), kThreads, kShared, stream>>>(p, args...);
+  kernel<<<blocks, kThreads, kShared, stream>>>(p, args...);
   return cudaGetLastError();
 }
 
 template <class T, int kDim>
 cudaError_t forward(const AttentionForward& p, const Records& records, cudaStream_t stream) {
   const AttentionShape& s = p.shape;
-  return start<kForwardShared<kDim>>(
-      forward_kernel<T, kDim>, ceil_div(s.queries, kForwardTiles * kTile) * s.batch * s.heads, stream, p, records);
+  const std::int64_t blocks = ceil_div(s.queries, kForwardTiles * kTile) * s.batch * s.heads;
+  return start<kForwardShared<kDim>>(forward_kernel<T, kDim>, static_cast<unsigned>(blocks), stream, p, records);
 }
 
 template <class T, int kDim>
-cudaError_t backward(const AttentionBackward& p, const Records& records, float* delta, cudaStream_t stream) {
+cudaError_t backward(const AttentionBackward& p, const Records& records, float* delta, const TableGradients& tables,
+                     cudaStream_t stream) {
   const AttentionShape& s = p.shape;
-  const std::int64_t own = kBackwardTiles<kDim> * kTile;
+  const auto blocks = [&](std::int64_t rows) {
+    return static_cast<unsigned>(ceil_div(rows, kBackwardTiles<kDim> * kTile) * s.batch * s.heads);
+  };
   const float* read = delta;
   cudaError_t e = cudaSuccess;
   if (p.gate.data) {
-    e = start<kDqShared<kDim>>(dq_kernel<T, kDim, true>, ceil_div(s.queries, own) * s.batch * s.heads, stream, p,
-                               records, delta);
+    e = start<kDqShared<kDim>>(dq_kernel<T, kDim, true>, blocks(s.queries), stream, p, records, delta);
   }
   if (e == cudaSuccess && (p.dk.data || p.dv.data)) {
-    e = start<kDkvShared<kDim>>(dkv_kernel<T, kDim>, ceil_div(s.keys, own) * s.batch * s.heads, stream, p, records,
-                                read);
+    e = start<kDkvShared<kDim>>(dkv_kernel<T, kDim>, blocks(s.keys), stream, p, records, read);
   }
   if (e == cudaSuccess && p.dq.data) {
-    e = start<kDqShared<kDim>>(dq_kernel<T, kDim, false>, ceil_div(s.queries, own) * s.batch * s.heads, stream, p,
-                               records, delta);
+    e = start<kDqShared<kDim>>(dq_kernel<T, kDim, false>, blocks(s.queries), stream, p, records, delta);
   }
-  if (e == cudaSuccess && (p.dgain || p.dbias || p.dgate)) {
-    const auto blocks = [&](int tiles) {
-      return ceil_div(s.queries, tiles * kTile) * ceil_div(s.keys, kTile) * s.groups * s.heads;
-    };
-    if (p.bias.data || p.dbias || p.dgate || p.gate.data) {
-      e = start<kTablesShared<kDim, true>>(tables_kernel<T, kDim, true>, blocks(kTablesTiles<kDim, true>), stream, p,
-                                           records, read);
+  if (e == cudaSuccess && tables.splits > 0) {
+    const dim3 tiles(static_cast<unsigned>(tables_blocks(s, needs_all(p))), tables.splits);
+    if (needs_all(p)) {
+      e = start<kTablesShared<kDim, true>>(tables_kernel<T, kDim, true>, tiles, stream, p, records, read, tables);
     } else {
-      e = start<kTablesShared<kDim, false>>(tables_kernel<T, kDim, false>, blocks(kTablesTiles<kDim, false>), stream, p,
-                                            records, read);
+      e = start<kTablesShared<kDim, false>>(tables_kernel<T, kDim, false>, tiles, stream, p, records, read, tables);
     }
   }
   return e;
@@ -636,7 +631,8 @@ cudaError_t backward(const AttentionBackward& p, const Records& records, float* 
 template <int kDim>
 cudaError_t launch_forward(const AttentionForward& p, const Records& records, cudaStream_t stream);
 template <int kDim>
-cudaError_t launch_backward(const AttentionBackward& p, const Records& records, float* delta, cudaStream_t stream);
+cudaError_t launch_backward(const AttentionBackward& p, const Records& records, float* delta,
+                            const TableGradients& tables, cudaStream_t stream);
 
 #define VIOLIN_ATTENTION_SM80(kDim)                                                                          \
   template <>                                                                                                \
@@ -646,9 +642,9 @@ cudaError_t launch_backward(const AttentionBackward& p, const Records& records, 
   }                                                                                                          \
   template <>                                                                                                \
   cudaError_t launch_backward<kDim>(const AttentionBackward& p, const Records& records, float* delta,        \
-                                    cudaStream_t stream) {                                                   \
-    return p.dtype == DType::kFloat16 ? backward<__half, kDim>(p, records, delta, stream)                    \
-                                      : backward<__nv_bfloat16, kDim>(p, records, delta, stream);            \
+                                    const TableGradients& tables, cudaStream_t stream) {                     \
+    return p.dtype == DType::kFloat16 ? backward<__half, kDim>(p, records, delta, tables, stream)            \
+                                      : backward<__nv_bfloat16, kDim>(p, records, delta, tables, stream);    \
   }
 
 }  // namespace violin::kernels::cuda::sm80

@@ -110,6 +110,18 @@ __device__ __forceinline__ void load_bytes(std::uint32_t to, const unsigned char
   for (int x = threadIdx.x * 16; x < bytes; x += kThreads * 16) copy_async(to + x, from + x, true);
 }
 
+// The records of kM query tiles beside a key tile. In place of a tile past the end stands the last one: what it gives
+// is never stored, but it must not be what happened to lie there, because a warp's rows decide together when to scale.
+template <int kM>
+__device__ __forceinline__ void load_records(std::uint32_t to, const Records& records, int g, int h, int query_tiles,
+                                             int key_tiles, int query_tile, int key_tile) {
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+    load_bytes(to + m * kRecordBytes,
+               records.at(g, h, query_tiles, key_tiles, min(query_tile + m, query_tiles - 1), key_tile), kRecordBytes);
+  }
+}
+
 // out = A B^T: A are kM tiles of 64 rows, of which the warp has 16 each, B kN rows; both kDim wide in shared memory.
 template <class T, int kDim, int kM, int kN>
 __device__ __forceinline__ void product(float (&out)[kM][kN / 2], std::uint32_t a, std::uint32_t b) {

@@ -7,7 +7,6 @@
 #include <cuda.h>
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "violin/kernels/cuda/common.cuh"
 #include "violin/kernels/cuda/records.cuh"
@@ -179,9 +178,7 @@ class Place {
 // batch, or all of it where no divisor comes near.
 constexpr std::int64_t kChunkBytes = std::int64_t{8} << 20;
 inline int images_per_chunk(std::int64_t batch, std::int64_t tokens) {
-  std::int64_t bytes = kChunkBytes;
-  if (const char* e = getenv("VIOLIN_CHUNK_MB")) bytes = std::int64_t{atoi(e)} << 20;
-  const std::int64_t most = std::max<std::int64_t>(1, bytes / (tokens * 2 * kTile * 2));
+  const std::int64_t most = std::max<std::int64_t>(1, kChunkBytes / (tokens * 2 * kTile * 2));
   if (batch <= most) return static_cast<int>(batch);
   for (std::int64_t n = most; 2 * n > most; --n) {
     if (batch % n == 0) return static_cast<int>(n);

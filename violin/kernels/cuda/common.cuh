@@ -93,6 +93,9 @@ cudaError_t launch_sm80(const AttentionForward& p, void* scratch, cudaStream_t s
 cudaError_t launch_sm80(const AttentionBackward& p, float* delta, void* scratch, cudaStream_t stream);
 cudaError_t launch_sm90(const AttentionForward& p, void* scratch, cudaStream_t stream);
 cudaError_t launch_sm90(const AttentionBackward& p, void* scratch, cudaStream_t stream);
+// What each needs beside D.
+std::size_t scratch_sm80(const AttentionForward& p);
+std::size_t scratch_sm80(const AttentionBackward& p);
 std::size_t scratch_sm90(const AttentionForward& p);
 std::size_t scratch_sm90(const AttentionBackward& p);
 
