@@ -8,7 +8,7 @@ if(NOT VIOLIN_CUDA STREQUAL "OFF")
   check_language(CUDA)
   if(CMAKE_CUDA_COMPILER)
     if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-      set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real)
+      set(CMAKE_CUDA_ARCHITECTURES 80 90a-real)  # with PTX for what comes after
     endif()
     enable_language(CUDA)
     find_package(CUDAToolkit REQUIRED)

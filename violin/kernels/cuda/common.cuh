@@ -72,15 +72,21 @@ constexpr std::size_t align256(std::size_t n) {
   return (n + 255) / 256 * 256;
 }
 
-// Multiprocessors of the current device.
-inline int processors() {
+// An attribute of the current device.
+inline int device_attribute(cudaDeviceAttr attribute, int otherwise) {
   int device = 0;
-  int count = 0;
-  if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
-    return 132;
+  int value = 0;
+  if (cudaGetDevice(&device) != cudaSuccess || cudaDeviceGetAttribute(&value, attribute, device) != cudaSuccess) {
+    return otherwise;
   }
-  return count;
+  return value;
+}
+inline int processors() {
+  return device_attribute(cudaDevAttrMultiProcessorCount, 132);
+}
+// Shared memory that a block can ask for.
+inline std::size_t most_shared() {
+  return static_cast<std::size_t>(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, 48 * 1024));
 }
 
 // D [B,h,Nq] = rowsum(dO o O), as float (double for double inputs).

@@ -5,10 +5,12 @@ namespace violin::kernels::cuda {
 namespace {
 
 constexpr int kHeads = 8;  // per block of log M
+template <class T>
+constexpr int kTogether = sizeof(T) == 4 ? 4 : 2;  // heads of a block that gathers
 
-// A block has one head of one group and takes kRows rows after kRows rows, threads over j. Shared memory: the rows'
-// ranks [curve * axes], this head's powers if they fit.
-template <class T, int kGatherThreads, bool kCopied>
+// A block has kCount heads of one group and takes kRows rows after kRows rows, threads over j. Shared memory: the rows'
+// ranks [curve * axes], these heads' powers if they fit.
+template <class T, int kGatherThreads, bool kCopied, int kCount>
 __global__ void __launch_bounds__(kGatherThreads)
     gather_kernel(const __grid_constant__ DecayMaskForward p, const T* table) {
   const DecayMask& m = p.mask;
@@ -19,44 +21,57 @@ __global__ void __launch_bounds__(kGatherThreads)
   const int heads = static_cast<int>(m.heads);
   const int prefix = static_cast<int>(m.prefix);
   const int size = prefix + n;
-  const int h = static_cast<int>(blockIdx.y);
+  const int h = static_cast<int>(blockIdx.y) * kCount;
   const std::int64_t g = blockIdx.z;
   const std::int32_t* ranks = m.ranks + g * curves * axes * n;
   RowRanks* own = reinterpret_cast<RowRanks*>(shared);
-  const HeadRows<T, Row::kPower, kCopied> gather(m, table, reinterpret_cast<T*>(own + curves * axes), 0,
-                                                 curves * (m.decay_per_axis ? axes : 1), h);
+  using Value = PerHead<T, kCount>;
+  constexpr int kPart = kCount > 1 ? 8 : kRows;  // rows that a thread takes at a time
+  const HeadRows<T, Row::kPower, kCopied, kCount> gather(m, table, own + curves * axes, 0,
+                                                         curves * (m.decay_per_axis ? axes : 1), h);
   for (int first = static_cast<int>(blockIdx.x) * kRows; first < size; first += static_cast<int>(gridDim.x) * kRows) {
     const bool inside = copy_ranks(ranks, curves * axes, n, first - prefix, own);
-    T* out = static_cast<T*>(p.out) + ((g * heads + h) * size + first) * size;
-    for (int j = threadIdx.x; j < size; j += kGatherThreads) {
-      T value[kRows] = {};
+    for (int x = threadIdx.x; x < size * (kRows / kPart); x += kGatherThreads) {
+      const int j = x % size;
+      const int begin = x / size * kPart;
+      Value value[kPart] = {};
       if (j >= prefix) {
         for (int c = 0; c < curves; ++c) {
-          const T weight = weight_of<T>(m, c, h);
-          if (m.decay_per_axis) {
-            T product[kRows];
+          Value weight;
 #pragma unroll
-            for (int r = 0; r < kRows; ++r) product[r] = weight;
-            for (int x = c * axes; x < (c + 1) * axes; ++x) {
-              int far[kRows] = {};
-              add_distances(own[x], ranks[x * n + j - prefix], far);
+          for (int k = 0; k < kCount; ++k) weight.of[k] = weight_of<T>(m, c, gather.head_of(k));
+          if (kCount == 1 && m.decay_per_axis) {
+            T product[kPart];
 #pragma unroll
-              for (int r = 0; r < kRows; ++r) product[r] *= gather(x, far[r]);
+            for (int r = 0; r < kPart; ++r) product[r] = weight.of[0];
+            for (int lane = c * axes; lane < (c + 1) * axes; ++lane) {
+              int far[kPart] = {};
+              add_distances(own[lane], begin, ranks[lane * n + j - prefix], far);
+#pragma unroll
+              for (int r = 0; r < kPart; ++r) product[r] *= gather(lane, far[r]).of[0];
             }
 #pragma unroll
-            for (int r = 0; r < kRows; ++r) value[r] += product[r];
+            for (int r = 0; r < kPart; ++r) value[r].of[0] += product[r];
           } else {
-            visit_rows(gather, own, inside, ranks, axes, c, j - prefix,
-                       [&](int r, T power_of) { value[r] += weight * power_of; });
+            visit_rows<kPart>(gather, own, begin, inside, ranks, axes, c, j - prefix,
+                              [&](int r, const Value& power_of) {
+#pragma unroll
+                                for (int k = 0; k < kCount; ++k) value[r].of[k] += weight.of[k] * power_of.of[k];
+                              });
           }
         }
       }
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        const int i = first + r;
-        if (i >= size) continue;
-        out[static_cast<std::int64_t>(r) * size + j] =
-            i < prefix || j < prefix ? prefix_value<T>(m, h, i == j) : value[r];
+      for (int k = 0; k < kCount; ++k) {
+        if (h + k >= heads) continue;
+        T* out = static_cast<T*>(p.out) + ((g * heads + h + k) * size + first + begin) * size + j;
+#pragma unroll
+        for (int r = 0; r < kPart; ++r) {
+          const int i = first + begin + r;
+          if (i >= size) continue;
+          out[static_cast<std::int64_t>(r) * size] =
+              i < prefix || j < prefix ? prefix_value<T>(m, h + k, i == j) : value[r].of[k];
+        }
       }
     }
   }
@@ -127,11 +142,14 @@ cudaError_t forward(const DecayMaskForward& p, T* table, cudaStream_t stream) {
     return cudaGetLastError();
   }
   if (const cudaError_t e = make_table<T, Row::kPower>(m, table, stream); e != cudaSuccess) return e;
-  const GatherPlan plan = plan_gather<T>(m, lanes_of(m));
   constexpr int kLarge = 512;
-  const auto kernel = plan.large    ? gather_kernel<T, kLarge, true>
-                      : plan.copied ? gather_kernel<T, kThreads, true>
-                                    : gather_kernel<T, kThreads, false>;
+  constexpr int kMany = kTogether<T>;
+  const GatherPlan plan = plan_gather<T, kMany>(m, lanes_of(m));
+  const auto kernel = plan.heads > 1
+                          ? plan.large ? gather_kernel<T, kLarge, true, kMany> : gather_kernel<T, kThreads, true, kMany>
+                      : plan.large  ? gather_kernel<T, kLarge, true, 1>
+                      : plan.copied ? gather_kernel<T, kThreads, true, 1>
+                                    : gather_kernel<T, kThreads, false, 1>;
   if (const cudaError_t e =
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(plan.shared));
       e != cudaSuccess) {
@@ -139,9 +157,10 @@ cudaError_t forward(const DecayMaskForward& p, T* table, cudaStream_t stream) {
   }
   const int threads = plan.large ? kLarge : kThreads;
   constexpr std::int64_t kMost = 4096;
+  const std::int64_t heads = ceil_div(m.heads, plan.heads);
   const std::int64_t blocks =
-      share_chunks(kernel, threads, plan.shared, ceil_div(size, kRows), m.heads * m.groups, kMost);
-  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(m.heads), static_cast<unsigned>(m.groups));
+      share_chunks(kernel, threads, plan.shared, ceil_div(size, kRows), heads * m.groups, kMost);
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(heads), static_cast<unsigned>(m.groups));
   kernel<<<grid, threads, plan.shared, stream>>>(p, table);
   return cudaGetLastError();
 }

@@ -3,9 +3,12 @@
 // Per (curve, axis, head) the powers gamma^0 ... gamma^(N-1) are a row of N numbers, each 2^(k * log2 gamma) with log2
 // gamma as a sum of two numbers so that only the last rounding of the exponent counts. Kernels gather from a head's
 // rows in shared memory, where every 32 numbers are followed by an unused one: ranks of neighbours often differ by a
-// multiple of 16 or 32, and would all be in one bank. A distance of N or more, which no curve of a grid has, is
+// multiple of 16 or 32, and would all be in one bank. Where the rows of several heads fit, they lie side by side, and
+// one load serves them all: the distance is the same. A distance of N or more, which no curve of a grid has, is
 // computed.
 #pragma once
+
+#include <algorithm>
 
 #include "violin/kernels/cuda/common.cuh"
 #include "violin/kernels/cuda/decay_mask.h"
@@ -14,8 +17,8 @@ namespace violin::kernels::cuda {
 
 constexpr int kThreads = 256;
 constexpr int kRows = 16;  // rows of M that a block takes at a time
-constexpr int kTableBytes =
-    160 * 1024;  // rows of powers that are copied to shared memory; more are gathered from cache
+// Rows of powers that are copied to shared memory, where a block can have so much; more are gathered from cache.
+constexpr int kTableBytes = 160 * 1024;
 constexpr int kSmallTableBytes = 40 * 1024;
 
 // 2^x and the splitting of log2 gamma, per type.
@@ -108,33 +111,53 @@ __host__ __device__ __forceinline__ int padded(int k) {
   return k + (k >> 5);
 }
 
-// The rows of `lanes` lanes of one head, in shared memory or, where they do not fit, in the cache.
-template <class T, Row kRow, bool kCopied>
+// The same number of kCount heads.
+template <class T, int kCount>
+struct alignas(sizeof(T) * kCount) PerHead {
+  T of[kCount];
+};
+
+// The rows of `lanes` lanes of kCount heads from `head` on, in shared memory or, where they do not fit, in the cache.
+// Past the last head the last one stands again.
+template <class T, Row kRow, bool kCopied, int kCount>
 struct HeadRows {
+  using Value = PerHead<T, kCount>;
+
   const DecayMask& m;
   int lane0, h, n;
-  const T* from;  // lane 0 of all, this head
-  T* copy;
+  const T* table;
+  Value* copy;
 
-  __device__ HeadRows(const DecayMask& mask, const T* table, T* shared, int first_lane, int lanes, int head)
+  __device__ HeadRows(const DecayMask& mask, const T* rows, void* shared, int first_lane, int lanes, int head)
       : m(mask),
         lane0(first_lane),
         h(head),
         n(static_cast<int>(mask.tokens)),
-        from(table + static_cast<std::int64_t>(head) * mask.tokens),
-        copy(shared) {
+        table(rows),
+        copy(static_cast<Value*>(shared)) {
     if constexpr (kCopied) {
       for (int x = threadIdx.x; x < lanes * n; x += static_cast<int>(blockDim.x)) {
-        copy[x / n * padded(n) + padded(x % n)] = from[(lane0 + x / n) * m.heads * n + x % n];
+        copy[x / n * padded(n) + padded(x % n)] = read(x / n, x % n);
       }
     }
   }
-  // `lane` counts from lane0; far < N.
-  __device__ __forceinline__ T near(int lane, int far) const {
-    return kCopied ? copy[lane * padded(n) + padded(far)] : from[(lane0 + lane) * m.heads * n + far];
+  __device__ __forceinline__ int head_of(int k) const { return min(h + k, static_cast<int>(m.heads) - 1); }
+  __device__ __forceinline__ Value read(int lane, int far) const {
+    Value value;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) value.of[k] = table[((lane0 + lane) * m.heads + head_of(k)) * n + far];
+    return value;
   }
-  __device__ __forceinline__ T operator()(int lane, int far) const {
-    return far < n ? near(lane, far) : far_value<T, kRow>(m, lane0 + lane, h, far);
+  // `lane` counts from lane0; far < N.
+  __device__ __forceinline__ Value near(int lane, int far) const {
+    return kCopied ? copy[lane * padded(n) + padded(far)] : read(lane, far);
+  }
+  __device__ __forceinline__ Value operator()(int lane, int far) const {
+    if (far < n) return near(lane, far);
+    Value value;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) value.of[k] = far_value<T, kRow>(m, lane0 + lane, head_of(k), far);
+    return value;
   }
 };
 
@@ -155,11 +178,12 @@ __device__ __forceinline__ bool copy_ranks(const std::int32_t* ranks, int count,
   }
   return __syncthreads_and(inside);
 }
-// Distances of the token with rank `rank` from the rows.
-__device__ __forceinline__ void add_distances(const RowRanks& rows, int rank, int (&far)[kRows]) {
+// Distances of the token with rank `rank` from kNumber of the rows, from row `begin` on.
+template <int kNumber>
+__device__ __forceinline__ void add_distances(const RowRanks& rows, int begin, int rank, int (&far)[kNumber]) {
 #pragma unroll
-  for (int r = 0; r < kRows; r += 4) {
-    const int4 four = *reinterpret_cast<const int4*>(rows.of + r);
+  for (int r = 0; r < kNumber; r += 4) {
+    const int4 four = *reinterpret_cast<const int4*>(rows.of + begin + r);
     far[r] += abs(four.x - rank);
     far[r + 1] += abs(four.y - rank);
     far[r + 2] += abs(four.z - rank);
@@ -167,24 +191,25 @@ __device__ __forceinline__ void add_distances(const RowRanks& rows, int rank, in
   }
 }
 
-// use(r, value) for the rows r, where value is gathered at the distance of patch j along curve c, all axes together.
-template <class Rows, class Use>
-__device__ __forceinline__ void visit_rows(const Rows& gather, const RowRanks* own, bool inside,
+// use(r, value) for the rows begin + r, where value is gathered at the distance of patch j along curve c, all axes
+// together.
+template <int kNumber, class Rows, class Use>
+__device__ __forceinline__ void visit_rows(const Rows& gather, const RowRanks* own, int begin, bool inside,
                                            const std::int32_t* ranks, int axes, int c, int j, const Use& use) {
-  int far[kRows] = {};
+  int far[kNumber] = {};
   if (axes == 1) {
     const int rank = ranks[c * gather.n + j];
-    add_distances(own[c], rank, far);
+    add_distances(own[c], begin, rank, far);
     if (inside && static_cast<unsigned>(rank) < static_cast<unsigned>(gather.n)) {
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) use(r, gather.near(c, far[r]));
+      for (int r = 0; r < kNumber; ++r) use(r, gather.near(c, far[r]));
       return;
     }
   } else {
-    for (int x = c * axes; x < (c + 1) * axes; ++x) add_distances(own[x], ranks[x * gather.n + j], far);
+    for (int x = c * axes; x < (c + 1) * axes; ++x) add_distances(own[x], begin, ranks[x * gather.n + j], far);
   }
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) use(r, gather(c, far[r]));
+  for (int r = 0; r < kNumber; ++r) use(r, gather(c, far[r]));
 }
 
 inline std::int64_t lanes_of(const DecayMask& m) {
@@ -204,20 +229,25 @@ cudaError_t make_table(const DecayMask& m, T* table, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-// How the rows of `lanes` lanes are gathered from: copied or not, by large blocks or small ones, shared memory of it
-// all.
+// How the rows of `lanes` lanes are gathered from: for how many heads at a time (kCount or 1), copied or not, by large
+// blocks or small ones, shared memory of it all.
 struct GatherPlan {
+  int heads;
   bool copied, large;
   std::size_t shared;
 };
-template <class T>
+template <class T, int kCount>
 GatherPlan plan_gather(const DecayMask& m, std::int64_t lanes) {
-  const std::size_t bytes = static_cast<std::size_t>(lanes * padded(static_cast<int>(m.tokens))) * sizeof(T);
-  const bool copied = bytes <= kTableBytes;
+  const std::size_t ranks = static_cast<std::size_t>(m.curves * m.axes) * sizeof(RowRanks);
+  constexpr std::size_t kOther = 1024;  // what kernels have beside it
+  const std::size_t most = std::min<std::size_t>(kTableBytes, most_shared() - std::min(most_shared(), ranks + kOther));
+  std::size_t bytes = static_cast<std::size_t>(lanes * padded(static_cast<int>(m.tokens))) * sizeof(T);
+  const int heads = m.heads > 1 && !m.decay_per_axis && kCount * bytes <= most ? kCount : 1;
+  bytes *= heads;
+  const bool copied = bytes <= most;
   // Small rows: many small blocks. Large ones leave room for one block on a multiprocessor, which is then large and
   // takes many rows.
-  return {copied, copied && bytes > kSmallTableBytes,
-          (copied ? bytes : 0) + static_cast<std::size_t>(m.curves * m.axes) * sizeof(RowRanks)};
+  return {heads, copied, copied && bytes > kSmallTableBytes, (copied ? bytes : 0) + ranks};
 }
 
 // How many blocks share the chunks of a head, so that those of all heads fill the device and end at about the same

@@ -10,6 +10,7 @@ namespace {
 constexpr int kLanes = 8;     // (curve, axis) pairs per block
 constexpr int kShares = 256;  // at most, of the rows
 constexpr int kTermsPerSum = 16;
+constexpr int kTogether = 2;  // heads of a block that gathers
 
 // Sums of a block in a fixed order; the result is in thread 0.
 __device__ double block_sum(double x, double* shared) {
@@ -25,9 +26,9 @@ __device__ double block_sum(double x, double* shared) {
 }
 
 // parts [shares][heads][lanes][2]: the sums of dM w k power, and of dM power, where a lane is a (curve, axis); this
-// kernel fills one of the two. A block has one head, up to kLanes curves, and takes kRows rows after kRows rows,
+// kernel fills one of the two. A block has kCount heads, up to kLanes curves, and takes kRows rows after kRows rows,
 // threads over j. Shared memory as in the forward pass.
-template <class T, int kGatherThreads, bool kCopied, Row kRow>
+template <class T, int kGatherThreads, bool kCopied, Row kRow, int kCount>
 __global__ void __launch_bounds__(kGatherThreads)
     gathering_kernel(const __grid_constant__ DecayMaskBackward p, const T* table, double* parts) {
   const DecayMask& m = p.mask;
@@ -36,40 +37,56 @@ __global__ void __launch_bounds__(kGatherThreads)
   const int n = static_cast<int>(m.tokens);
   const int axes = static_cast<int>(m.axes);
   const int heads = static_cast<int>(m.heads);
-  const int h = static_cast<int>(blockIdx.y);
+  const int h = static_cast<int>(blockIdx.y) * kCount;
   const int c0 = static_cast<int>(blockIdx.z) * kLanes;
   const int curves = min(kLanes, static_cast<int>(m.curves) - c0);
   const std::int64_t size = m.prefix + n;
   RowRanks* own = reinterpret_cast<RowRanks*>(shared);
-  const HeadRows<T, kRow, kCopied> gather(m, table, reinterpret_cast<T*>(own + curves * axes), c0, curves, h);
-  double totals[kLanes] = {};
+  using Value = PerHead<T, kCount>;
+  constexpr int kPart = kCount > 1 ? 8 : kRows;  // rows that a thread takes at a time
+  const HeadRows<T, kRow, kCopied, kCount> gather(m, table, own + curves * axes, c0, curves, h);
+  double totals[kLanes][kCount] = {};
   const std::int64_t chunks = (n + kRows - 1) / kRows;
   for (std::int64_t at = blockIdx.x; at < m.groups * chunks; at += gridDim.x) {
     const std::int64_t g = at / chunks;
     const int first = static_cast<int>(at % chunks) * kRows;
     const std::int32_t* ranks = m.ranks + (g * m.curves + c0) * axes * n;
     const bool inside = copy_ranks(ranks, curves * axes, n, first, own);
-    const T* dout = static_cast<const T*>(p.dout) + ((g * heads + h) * size + m.prefix + first) * size + m.prefix;
-    for (int j = threadIdx.x; j < n; j += kGatherThreads) {
-      T gradient[kRows];
+    for (int x = threadIdx.x; x < n * (kRows / kPart); x += kGatherThreads) {
+      const int j = x % n;
+      const int begin = x / n * kPart;
+      Value gradient[kPart];
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) gradient[r] = first + r < n ? dout[r * size + j] : T(0);
+      for (int k = 0; k < kCount; ++k) {
+        const T* dout = static_cast<const T*>(p.dout) +
+                        ((g * heads + gather.head_of(k)) * size + m.prefix + first + begin) * size + m.prefix + j;
+#pragma unroll
+        for (int r = 0; r < kPart; ++r) gradient[r].of[k] = first + begin + r < n ? dout[r * size] : T(0);
+      }
 #pragma unroll
       for (int c = 0; c < kLanes; ++c) {
         if (c >= curves) break;
-        T sum = 0;
-        visit_rows(gather, own, inside, ranks, axes, c, j, [&](int r, T value) { sum += gradient[r] * value; });
-        totals[c] += static_cast<double>(sum);
+        Value sum = {};
+        visit_rows<kPart>(gather, own, begin, inside, ranks, axes, c, j, [&](int r, const Value& value) {
+#pragma unroll
+          for (int k = 0; k < kCount; ++k) sum.of[k] += gradient[r].of[k] * value.of[k];
+        });
+#pragma unroll
+        for (int k = 0; k < kCount; ++k) totals[c][k] += static_cast<double>(sum.of[k]);
       }
     }
   }
 #pragma unroll
   for (int c = 0; c < kLanes; ++c) {
     if (c >= curves) break;
-    const double sum = block_sum(totals[c], sums);
-    if (threadIdx.x != 0) continue;
-    double* to = parts + ((static_cast<std::int64_t>(blockIdx.x) * heads + h) * m.curves + c0 + c) * 2;
-    to[kRow == Row::kSlope ? 0 : 1] = kRow == Row::kSlope ? sum * static_cast<double>(weight_of<T>(m, c0 + c, h)) : sum;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      const double sum = block_sum(totals[c][k], sums);
+      if (threadIdx.x != 0 || h + k >= heads) continue;
+      double* to = parts + ((static_cast<std::int64_t>(blockIdx.x) * heads + h + k) * m.curves + c0 + c) * 2;
+      const double weight = static_cast<double>(weight_of<T>(m, c0 + c, h + k));
+      to[kRow == Row::kSlope ? 0 : 1] = kRow == Row::kSlope ? sum * weight : sum;
+    }
   }
 }
 
@@ -230,11 +247,13 @@ cudaError_t start_gathering(const DecayMaskBackward& p, T* table, double* parts,
                             cudaStream_t stream) {
   const DecayMask& m = p.mask;
   if (const cudaError_t e = make_table<T, kRow>(m, table, stream); e != cudaSuccess) return e;
-  const GatherPlan plan = plan_gather<T>(m, m.curves < kLanes ? m.curves : kLanes);
+  const GatherPlan plan = plan_gather<T, kTogether>(m, m.curves < kLanes ? m.curves : kLanes);
   constexpr int kLarge = 512;
-  const auto kernel = plan.large    ? gathering_kernel<T, kLarge, true, kRow>
-                      : plan.copied ? gathering_kernel<T, kThreads, true, kRow>
-                                    : gathering_kernel<T, kThreads, false, kRow>;
+  const auto kernel = plan.heads > 1 ? plan.large ? gathering_kernel<T, kLarge, true, kRow, kTogether>
+                                                  : gathering_kernel<T, kThreads, true, kRow, kTogether>
+                      : plan.large ? gathering_kernel<T, kLarge, true, kRow, 1>
+                      : plan.copied  ? gathering_kernel<T, kThreads, true, kRow, 1>
+                                     : gathering_kernel<T, kThreads, false, kRow, 1>;
   if (const cudaError_t e =
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(plan.shared));
       e != cudaSuccess) {
@@ -242,8 +261,9 @@ cudaError_t start_gathering(const DecayMaskBackward& p, T* table, double* parts,
   }
   const std::int64_t blocks = ceil_div(m.curves, kLanes);
   const int threads = plan.large ? kLarge : kThreads;
-  shares = share_chunks(kernel, threads, plan.shared, m.groups * ceil_div(m.tokens, kRows), m.heads * blocks, kShares);
-  const dim3 grid(static_cast<unsigned>(shares), static_cast<unsigned>(m.heads), static_cast<unsigned>(blocks));
+  const std::int64_t heads = ceil_div(m.heads, plan.heads);
+  shares = share_chunks(kernel, threads, plan.shared, m.groups * ceil_div(m.tokens, kRows), heads * blocks, kShares);
+  const dim3 grid(static_cast<unsigned>(shares), static_cast<unsigned>(heads), static_cast<unsigned>(blocks));
   kernel<<<grid, threads, plan.shared, stream>>>(p, table, parts);
   return cudaGetLastError();
 }
