@@ -1,6 +1,7 @@
 """Times the CUDA launchers alone, per kernel, beside cuDNN and FlashAttention-2 without a mask:
-python3 bench/gpu/kernels.py LIBRARY [--path 80|90] [--profile]"""
+python3 bench/gpu/kernels.py LIBRARY [--path 80|90] [--profile] [--masks]"""
 import argparse
+import math
 import os
 import statistics
 import sys
@@ -36,6 +37,35 @@ def median(function, repeats=30, warmup=5):
     return statistics.median(a.elapsed_time(b) for a, b in times)
 
 
+def kernel_times(function, repeats=5):
+    """Milliseconds of each of our kernels in a call of function."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as prof:
+        for _ in range(repeats):
+            function()
+        torch.cuda.synchronize()
+    for event in prof.key_averages():
+        total = getattr(event, "device_time_total", 0)
+        if "violin" in event.key and total > 0:
+            print(f"    {total / event.count / 1000:.3f} ms  {event.key[:90]}", flush=True)
+
+
+def time_masks(kernels):
+    """decay_mask and its gradient: rows, columns and six random orders, the worst for banks."""
+    for tokens, heads, prefix in ((1024, 36, 0), (1024, 72, 1), (196, 72, 1)):
+        side = math.isqrt(tokens)
+        i = torch.arange(tokens, device="cuda")
+        orders = [i, i % side * side + i // side] + [torch.randperm(tokens, device="cuda") for _ in range(6)]
+        ranks = torch.stack(orders).int().view(1, 8, 1, tokens)
+        decay = -0.01 * torch.rand(8, heads, device="cuda")
+        edge = -torch.rand(heads, device="cuda") if prefix else None
+        dout = torch.randn(1, heads, prefix + tokens, prefix + tokens, device="cuda")
+        mask = (ranks, decay, None, prefix, edge)
+        print(f"mask of {tokens} patches + {prefix}, {heads} heads")
+        kernel_times(lambda: (kernels.mask_forward(*mask), kernels.mask_backward(dout, *mask)))
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("library")
@@ -44,8 +74,15 @@ def main():
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--shapes", default="abceslw", help="letters: a, b, c, e as in docs/kernels.md; s, l: 197 and 1025 tokens; w: heads of 128")
     parser.add_argument("--once", action="store_true", help="one forward and one backward with a gain table, for profilers")
+    parser.add_argument("--masks", action="store_true", help="decay_mask instead of attention")
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no CUDA device: nothing to measure")
+        return
     kernels = Kernels(args.library)
+    if args.masks:
+        time_masks(kernels)
+        return
     print("ms: forward / backward / sum")
     for name in args.shapes:
         B, h, N, d = SHAPES[name]
@@ -74,18 +111,10 @@ def main():
                 row.append(f"sm{path} {'gain' if tables else 'none'} {f:.3f}/{bw:.3f}/{f + bw:.3f}")
         print(name, " | ".join(row), flush=True)
         if args.profile:
-            from torch.profiler import ProfilerActivity, profile
-
             out, lse = kernels.forward(q, k, v, gain)
-            with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as prof:
-                for path in args.path * 5:
-                    kernels.forward(q, k, v, gain, path=path)
-                    kernels.backward(q, k, v, out, lse, dout, gain, path=path, poison=False)
-                torch.cuda.synchronize()
-            for event in prof.key_averages():
-                total = getattr(event, "device_time_total", 0)
-                if "kernel" in event.key and total > 0:
-                    print(f"    {total / event.count / 1000:.3f} ms  {event.key[:90]}")
+            for path in args.path:
+                kernel_times(lambda: (kernels.forward(q, k, v, gain, path=path),
+                                      kernels.backward(q, k, v, out, lse, dout, gain, path=path, poison=False)))
 
 
 if __name__ == "__main__":
