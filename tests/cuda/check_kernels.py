@@ -74,6 +74,9 @@ def make(case, dtype, seed):
         rate = 0.2 * torch.rand(G, th, 1, 1, generator=g, device="cuda", dtype=wide)
         sign = torch.randn(G, th, 1, 1, generator=g, device="cuda", dtype=wide).sign()
         gain = sign * 1.3 * torch.exp(-rate * (i - j).abs()) + 0.05 * torch.randn(*shape, generator=g, device="cuda", dtype=wide)
+    if "d" in tables:  # a decay so fast that whole tiles are smaller than any normal number
+        far = (torch.arange(nq, device="cuda")[:, None] - torch.arange(nk, device="cuda")[None]).abs()
+        gain = (0.5 ** far.to(wide)).expand(shape).contiguous()
     if "b" in tables:
         bias = torch.randn(*shape, generator=g, device="cuda", dtype=wide)
         if "x" in tables and nk > 2:
@@ -95,7 +98,7 @@ CASES = [
     (2, 2, 150, 131, 32, 1, "gb", "tokens"), (2, 2, 70, 70, 17, 1, "gbs", "odd"), (2, 2, 70, 70, 64, 1, "g", "odd"),
     (2, 2, 70, 70, 100, 1, "g", "odd"), (2, 2, 70, 70, 3, 1, "gbs", "plain"), (33, 2, 66, 66, 64, 1, "g", "packed"),
     (40, 1, 197, 197, 64, 1, "gbs", "packed"), (1, 1, 5, 1296, 64, 1, "g", "plain"), (2, 1, 1296, 9, 64, 1, "g", "plain"),
-    (70, 6, 196, 196, 64, 1, "m", "packed"),
+    (70, 6, 196, 196, 64, 1, "m", "packed"), (3, 2, 300, 300, 64, 1, "d", "packed"), (2, 1, 400, 330, 128, 1, "d", "tokens"),
     # Several rounds of a persistent grid, with blocks of tiles that are not full and last tiles that are narrow.
     (60, 6, 300, 300, 64, 1, "g", "packed"), (24, 6, 1025, 1025, 64, 1, "g", "packed"), (200, 6, 65, 65, 64, 1, "g", "tokens"),
     (150, 6, 40, 40, 32, 1, "g", "packed"), (90, 6, 197, 197, 64, 1, "", "tokens"),
@@ -158,6 +161,41 @@ def check_attention(kernels, repeat, only):
     for key in sorted({k[:2] for k in worst}, key=str):
         print(" ", key[0], f"sm{key[1]}", "  ".join(f"{n} {worst[(*key, n)][0]:.2f}" for n in NAMES if (*key, n) in worst))
     return failures
+
+
+def check_not_numbers(kernels):
+    """A gain that is not a number reaches the rows that it stands in, and no others of the output."""
+    failures = 0
+    for dtype, path in itertools.product((torch.bfloat16, torch.float16), (80, 90)):
+        q, k, v = torch.randn(2, 130, 3, 2, 64, device="cuda").to(dtype).permute(2, 0, 3, 1, 4)
+        gain = torch.rand(1, 2, 130, 130, device="cuda")
+        gain[0, 1, 100, 7] = math.nan
+        out, _ = kernels.forward(q, k, v, gain, path=path)
+        rows = out.isnan().any(-1)  # [B,h,N]
+        # Beside float16 the whole tile of 64 x 64 is none.
+        expected = torch.zeros_like(rows)
+        expected[:, 1, 64:128] = True
+        if not bool(rows[:, 1, 100].all()) or bool((rows & ~expected).any()):
+            failures += 1
+            print("FAIL not a number", dtype, f"sm{path}", flush=True)
+    return failures
+
+
+def check_far_curve(kernels):
+    """log M where a curve of weight 0 lies far above the one that counts, and where all decays are minus infinity."""
+    ranks = torch.arange(200, device="cuda").repeat(2, 1).view(1, 2, 1, 200).int()
+    weight = torch.tensor([[0.0], [1.0]], device="cuda")
+    log_decay = torch.tensor([[-0.01], [-1.0]], device="cuda")
+    out = kernels.mask_forward(ranks, log_decay, weight, log_space=True)
+    far = (ranks[0, 0, 0][:, None] - ranks[0, 0, 0][None]).abs().float()
+    gradient = kernels.mask_backward(torch.ones_like(out), ranks, log_decay, weight, log_space=True)[0]
+    nothing = kernels.mask_forward(ranks, torch.full_like(log_decay, -math.inf), None, log_space=True)
+    ok = (torch.allclose(out[0, 0], -far, rtol=1e-5, atol=1e-5)
+          and torch.allclose(gradient[:, 0], torch.stack([far.sum() * 0, far.sum()]), rtol=1e-5)
+          and bool((nothing[0, 0] == -math.inf).fill_diagonal_(True).all()))
+    if not ok:
+        print("FAIL log M with a curve of weight 0, or of no decay", flush=True)
+    return int(not ok)
 
 
 def mask_reference(ranks, log_decay, weight, prefix, prefix_decay, log_space):
@@ -255,6 +293,8 @@ def main():
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     kernels = Kernels(args.library)
     failures = check_mask(kernels, args.only) + check_attention(kernels, args.repeat, args.only)
+    if not args.only:
+        failures += check_not_numbers(kernels) + check_far_curve(kernels)
     print("failures:", failures)
     return 1 if failures else 0
 

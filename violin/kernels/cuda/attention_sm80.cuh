@@ -75,6 +75,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
   for (int m = 0; m < kM; ++m) maximum[m][0] = maximum[m][1] = -INFINITY;
   const float factor = static_cast<float>(p.scale) * kLog2e;
+  const float slack = std::is_same_v<T, __half> && gate ? 0.0f : kSlack;  // a gate has the rest of float16's range
   const std::uint32_t offset = record_offset<false>();
   for (int step = 0; step < steps; ++step) {
     wait<0>();
@@ -109,7 +110,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
         x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
         top[m][half] = x;
-        grown = grown || x > maximum[m][half] + kSlack;
+        grown = grown || x > maximum[m][half] + slack;
       }
     }
     // Weights may grow to 2^8 before the sums so far are scaled down: the quotient in the end is the same.

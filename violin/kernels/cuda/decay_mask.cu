@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kGatherThreads)
 }
 
 // log M. One block per (g, i, chunk of heads), threads over j. Shared memory: rates [C * axes][kHeads], weights
-// [C][kHeads].
+// [C][kHeads] and their logarithms.
 template <class T>
 __global__ void __launch_bounds__(kThreads) log_kernel(const __grid_constant__ DecayMaskForward p) {
   const DecayMask& m = p.mask;
@@ -87,6 +87,7 @@ __global__ void __launch_bounds__(kThreads) log_kernel(const __grid_constant__ D
   const int rows = curves * (m.decay_per_axis ? static_cast<int>(m.axes) : 1);
   Rate<T>* rates = reinterpret_cast<Rate<T>*>(shared);
   T* weights = reinterpret_cast<T*>(rates + rows * kHeads);
+  T* log_weights = weights + curves * kHeads;
   const int heads = static_cast<int>(m.heads);
   const int h0 = static_cast<int>(blockIdx.y) * kHeads;
   const int prefix = static_cast<int>(m.prefix);
@@ -100,6 +101,7 @@ __global__ void __launch_bounds__(kThreads) log_kernel(const __grid_constant__ D
   }
   for (int x = threadIdx.x; x < curves * kHeads; x += kThreads) {
     weights[x] = weight_of<T>(m, x / kHeads, min(h0 + x % kHeads, heads - 1));
+    log_weights[x] = log2(abs(weights[x]));
   }
   __syncthreads();
   T* out = static_cast<T*>(p.out) + (g * heads + h0) * size * size + static_cast<std::int64_t>(i) * size;
@@ -111,16 +113,10 @@ __global__ void __launch_bounds__(kThreads) log_kernel(const __grid_constant__ D
       for (int k = 0; k < kHeads; ++k) value[k] = prefix_value<T>(m, min(h0 + k, heads - 1), i == j);
     } else {
       for (int k = 0; k < kHeads; ++k) {
-        T top = -static_cast<T>(INFINITY);
-        for (int c = 0; c < curves; ++c) {
-          top = max(top, curve_exponent(m, ranks, rates + k, c, kHeads, i - prefix, j - prefix));
-        }
-        T sum = 0;
-        for (int c = 0; c < curves; ++c) {
-          sum += weights[c * kHeads + k] *
-                 power(curve_exponent(m, ranks, rates + k, c, kHeads, i - prefix, j - prefix) - top);
-        }
-        value[k] = top * ln2 + log(sum);
+        const LogSum<T> sum = log_sum(curves, weights + k, log_weights + k, kHeads, [&](int c) {
+          return curve_exponent(m, ranks, rates + k, c, kHeads, i - prefix, j - prefix);
+        });
+        value[k] = sum.top * ln2 + log(sum.sum);
       }
     }
 #pragma unroll
@@ -137,7 +133,7 @@ cudaError_t forward(const DecayMaskForward& p, T* table, cudaStream_t stream) {
   if (m.groups * size == 0 || m.heads == 0) return cudaSuccess;
   if (m.log_space) {
     const dim3 grid(static_cast<unsigned>(m.groups * size), static_cast<unsigned>(ceil_div(m.heads, kHeads)));
-    const std::size_t shared = kHeads * (lanes_of(m) * sizeof(Rate<T>) + m.curves * sizeof(T));
+    const std::size_t shared = kHeads * (lanes_of(m) * sizeof(Rate<T>) + 2 * m.curves * sizeof(T));
     log_kernel<T><<<grid, kThreads, shared, stream>>>(p);
     return cudaGetLastError();
   }

@@ -22,10 +22,10 @@ constexpr int kTableBytes = 160 * 1024;
 constexpr int kSmallTableBytes = 40 * 1024;
 
 // 2^x and the splitting of log2 gamma, per type.
-__device__ __forceinline__ float power(float x) {
+__host__ __device__ __forceinline__ float power(float x) {
   return exp2f(x);
 }
-__device__ __forceinline__ double power(double x) {
+__host__ __device__ __forceinline__ double power(double x) {
   return exp2(x);
 }
 
@@ -75,6 +75,32 @@ __device__ __forceinline__ T curve_exponent(const DecayMask& m, const std::int32
   T sum = 0;
   for (int a = 0; a < axes; ++a) sum += static_cast<T>(distance(ranks + (c * axes + a) * n, i, j));
   return exponent(rates[c * rate_stride], sum);
+}
+
+// The sum of w_c 2^(x_c) over the curves as 2^top sum. `top` is the largest exponent of what is summed, weights
+// included, and finite: nothing vanishes beside a curve of weight 0, and where all is 0 the sum is.
+template <class T>
+struct LogSum {
+  T top, sum;
+
+  // 2^(x - top); a curve of weight 0 may lie far above the others.
+  __host__ __device__ __forceinline__ T relative(T x) const {
+    constexpr T kHighest = sizeof(T) == 4 ? 64 : 900;
+    const T above = x - top;
+    return power(above > kHighest ? kHighest : above);
+  }
+};
+// Weights and their logarithms in base 2 are `stride` apart.
+template <class T, class Exponents>
+__host__ __device__ __forceinline__ LogSum<T> log_sum(int curves, const T* weights, const T* log_weights, int stride,
+                                                      const Exponents& exponents) {
+  LogSum<T> result{sizeof(T) == 4 ? T(-1e30) : T(-1e300), 0};
+  for (int c = 0; c < curves; ++c) {
+    const T x = exponents(c) + log_weights[c * stride];
+    result.top = x > result.top ? x : result.top;
+  }
+  for (int c = 0; c < curves; ++c) result.sum += weights[c * stride] * result.relative(exponents(c));
+  return result;
 }
 
 template <class T>

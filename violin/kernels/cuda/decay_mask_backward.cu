@@ -102,6 +102,7 @@ __global__ void __launch_bounds__(kThreads)
   double* sums = reinterpret_cast<double*>(shared);  // [kThreads / 32]
   Rate<T>* rates = reinterpret_cast<Rate<T>*>(sums + kThreads / 32);
   T* weights = reinterpret_cast<T*>(rates + lanes);
+  T* log_weights = weights + curves;
   const int h = static_cast<int>(blockIdx.y);
   const int lane0 = static_cast<int>(blockIdx.z) * kLanes;
   const int heads = static_cast<int>(m.heads);
@@ -111,7 +112,10 @@ __global__ void __launch_bounds__(kThreads)
   for (int x = threadIdx.x; x < lanes; x += kThreads) {
     rates[x] = make_rate(static_cast<const T*>(m.log_decay)[x * heads + h]);
   }
-  for (int x = threadIdx.x; x < curves; x += kThreads) weights[x] = weight_of<T>(m, x, h);
+  for (int x = threadIdx.x; x < curves; x += kThreads) {
+    weights[x] = weight_of<T>(m, x, h);
+    log_weights[x] = log2(abs(weights[x]));
+  }
   __syncthreads();
 
   double slopes[kLanes] = {};
@@ -135,13 +139,11 @@ __global__ void __launch_bounds__(kThreads)
     const T* dout = static_cast<const T*>(p.dout) + ((g * heads + h) * size + prefix + i) * size + prefix;
     for (int j = threadIdx.x; j < n; j += kThreads) {
       T gradient = dout[j];
-      T top = 0;
+      LogSum<T> sum{0, 1};
       if (m.log_space) {
-        top = -static_cast<T>(INFINITY);
-        for (int c = 0; c < curves; ++c) top = max(top, curve_exponent(m, ranks, rates, c, 1, i, j));
-        T sum = 0;
-        for (int c = 0; c < curves; ++c) sum += weights[c] * power(curve_exponent(m, ranks, rates, c, 1, i, j) - top);
-        gradient /= sum;
+        sum = log_sum(curves, weights, log_weights, 1,
+                      [&](int c) { return curve_exponent(m, ranks, rates, c, 1, i, j); });
+        gradient /= sum.sum;
       }
 #pragma unroll
       for (int k = 0; k < kLanes; ++k) {
@@ -159,7 +161,7 @@ __global__ void __launch_bounds__(kThreads)
             own = static_cast<T>(far);
             x = exponent(rates[c], own);
           }
-          const T value = gradient * power(x - top);
+          const T value = gradient * sum.relative(x);
           mass[k] += value;
           slope[k] += value * own;
         }
@@ -241,7 +243,7 @@ std::size_t parts_bytes(const DecayMask& m) {
   return align256(static_cast<std::size_t>(kShares * m.heads * lanes_of(m) * 2) * sizeof(double));
 }
 
-// The number of shares that it fills.
+// Fills `shares` shares, or, where that is 0, as many as suit it, and says how many.
 template <class T, Row kRow>
 cudaError_t start_gathering(const DecayMaskBackward& p, T* table, double* parts, std::int64_t& shares,
                             cudaStream_t stream) {
@@ -262,7 +264,9 @@ cudaError_t start_gathering(const DecayMaskBackward& p, T* table, double* parts,
   const std::int64_t blocks = ceil_div(m.curves, kLanes);
   const int threads = plan.large ? kLarge : kThreads;
   const std::int64_t heads = ceil_div(m.heads, plan.heads);
-  shares = share_chunks(kernel, threads, plan.shared, m.groups * ceil_div(m.tokens, kRows), heads * blocks, kShares);
+  if (shares == 0) {
+    shares = share_chunks(kernel, threads, plan.shared, m.groups * ceil_div(m.tokens, kRows), heads * blocks, kShares);
+  }
   const dim3 grid(static_cast<unsigned>(shares), static_cast<unsigned>(heads), static_cast<unsigned>(blocks));
   kernel<<<grid, threads, plan.shared, stream>>>(p, table, parts);
   return cudaGetLastError();
@@ -278,6 +282,7 @@ cudaError_t backward(const DecayMaskBackward& p, unsigned char* scratch, cudaStr
     T* table = reinterpret_cast<T*>(scratch + parts_bytes(m));
     std::int64_t shares = m.groups * m.tokens < kShares ? m.groups * m.tokens : kShares;
     if (shares > 0 && gathers(m)) {
+      shares = 0;  // both fill equally many
       if (p.dlog_decay) {
         const cudaError_t e = start_gathering<T, Row::kSlope>(p, table, parts, shares, stream);
         if (e != cudaSuccess) return e;
@@ -289,7 +294,7 @@ cudaError_t backward(const DecayMaskBackward& p, unsigned char* scratch, cudaStr
     } else if (shares > 0) {
       const dim3 grid(static_cast<unsigned>(shares), static_cast<unsigned>(m.heads),
                       static_cast<unsigned>(ceil_div(lanes, kLanes)));
-      const std::size_t shared = kThreads / 32 * sizeof(double) + lanes * sizeof(Rate<T>) + m.curves * sizeof(T);
+      const std::size_t shared = kThreads / 32 * sizeof(double) + lanes * sizeof(Rate<T>) + 2 * m.curves * sizeof(T);
       computing_kernel<T><<<grid, kThreads, shared, stream>>>(p, parts);
       if (const cudaError_t e = cudaGetLastError(); e != cudaSuccess) return e;
     }

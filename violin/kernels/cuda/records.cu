@@ -1,6 +1,8 @@
 // Makes the records of a gain table.
 #include "violin/kernels/cuda/records.cuh"
 
+#include <cfloat>
+
 namespace violin::kernels::cuda {
 namespace {
 
@@ -24,6 +26,7 @@ __global__ void __launch_bounds__(kThreads)
   float values[4][8];
   float low = INFINITY;
   float high = -INFINITY;
+  bool invalid = false;
 #pragma unroll
   for (int x = 0; x < 4; ++x) {
     const int i = query_tile * kTile + threadIdx.x / 8 + 16 * x;
@@ -43,6 +46,7 @@ __global__ void __launch_bounds__(kThreads)
       const bool inside = query_tile * kTile + threadIdx.x / 8 + 16 * x < nq && j + e < nk;
       low = inside ? fminf(low, values[x][e]) : low;
       high = inside ? fmaxf(high, values[x][e]) : high;
+      invalid = invalid || (inside && isnan(values[x][e]));
     }
   for (int s = 16; s > 0; s /= 2) {
     low = fminf(low, __shfl_xor_sync(0xffffffffu, low, s));
@@ -52,7 +56,7 @@ __global__ void __launch_bounds__(kThreads)
     extremes[0][threadIdx.x / 32] = low;
     extremes[1][threadIdx.x / 32] = high;
   }
-  __syncthreads();
+  invalid = __syncthreads_or(invalid);
   for (int w = 0; w < 4; ++w) {
     low = fminf(low, extremes[0][w]);
     high = fmaxf(high, extremes[1][w]);
@@ -61,7 +65,8 @@ __global__ void __launch_bounds__(kThreads)
   constexpr bool kFine = std::is_same_v<T, __half>;
   const float origin = kFine || high >= -low ? high : low;
   const float range = kFine ? (high - low) / 1.499f : origin;
-  const float inverse = range != 0 ? 1 / range : 0.0f;
+  // A range so small that its inverse is infinite (decays far from a token) is none: the tile is constant.
+  const float inverse = fabsf(range) >= FLT_MIN ? 1 / range : 0.0f;
   constexpr float kFirst = kFine ? 0.5f : 0.0f;
   unsigned char* record = records + ((slice * key_tiles + key_tile) * query_tiles + query_tile) * kRecordBytes;
 #pragma unroll
@@ -80,7 +85,9 @@ __global__ void __launch_bounds__(kThreads)
         make_uint4(parts[0], parts[1], parts[2], parts[3]);
   }
   if (threadIdx.x == 0) {
-    *reinterpret_cast<float2*>(record + kTileBytes) = make_float2(fmaf(kFirst, range, origin), -range);
+    // Beside float16, v has no form for what is not a number: then all of the tile is none.
+    const float base = kFine && invalid ? NAN : fmaf(kFirst, range, origin);
+    *reinterpret_cast<float2*>(record + kTileBytes) = make_float2(base, -range);
   }
 }
 
