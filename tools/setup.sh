@@ -31,6 +31,7 @@ ninja-build|have_command ninja|needed
 git|have_command git|needed
 python3|have_command python3|needed
 python3-venv|have_venv|needed
+python3-dev|have_python_header|wanted
 libjpeg-dev|have_header jpeglib.h|needed
 libpng-dev|have_header png.h|needed
 libcli11-dev|have_header CLI/CLI.hpp|needed
@@ -50,6 +51,13 @@ have_mpi() { have_command mpicxx || have_header mpi.h; }
 have_fuzzer() { compgen -G '/usr/lib/llvm-19/lib/clang/19/lib/linux/libclang_rt.fuzzer-*.a' >/dev/null; }
 # A usable environment already, or the module that makes one.
 have_venv() { [ -x .venv/bin/python ] || [ -x "${VIOLIN_PYTHON:-}" ] || python3 -c 'import ensurepip, venv' 2>/dev/null; }
+
+# torch.compile builds against it. Other interpreters than Debian's bring their own.
+have_python_header() {
+  local python=python3
+  [ -s $state/python ] && python=$(cat $state/python)
+  "$python" -c 'import os, sysconfig; raise SystemExit(not os.path.exists(sysconfig.get_paths()["include"] + "/Python.h"))' 2>/dev/null
+}
 
 missing_packages() {  # of the kinds given
   local name test kind

@@ -18,9 +18,15 @@ if installed is None or installed.origin is None:  # the folder of the C++ libra
 
 
 sys.path.insert(0, str(ROOT / "tools"))
+sys.path.append(str(ROOT / "tests" / "python"))
 import without_torchvision
+from compilers import skip_inductor
 
 without_torchvision.install()
+
+
+def pytest_collection_modifyitems(items):
+    skip_inductor(items)
 
 
 @pytest.fixture(autouse=True)
