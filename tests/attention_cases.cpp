@@ -24,7 +24,9 @@ std::vector<Json> expand(const Json& object) {
       Json chosen = object;
       chosen[key] = entry;
       std::string text = entry.is_string() ? entry.get<std::string>() : entry.is_null() ? "none" : entry.dump();
-      chosen["name"] = chosen["name"].get<std::string>() + ", " + key + " " + text;
+      std::string name = chosen["name"].get<std::string>();
+      name.append(", ").append(key).append(" ").append(text);
+      chosen["name"] = name;
       for (Json& deeper : expand(chosen)) result.push_back(std::move(deeper));
     }
     return result;
