@@ -180,10 +180,10 @@ TEST(LoadModel, ReadsAFixedDecayOfThePublishedCode) {
   }
   save_safetensors(fixture.path, renamed);
   const LoadedModel loaded = load_model(fixture.path);
-  const std::optional<nn::MaskConfig> mask = loaded.model->config().violin;
-  ASSERT_TRUE(mask.has_value());
-  EXPECT_NEAR(mask->decay.value_or(0), 0.996, 1e-6);
-  EXPECT_FALSE(mask->alpha);
+  ASSERT_TRUE(loaded.model->config().violin.has_value());
+  const nn::MaskConfig mask = loaded.model->config().violin.value_or(nn::MaskConfig{});
+  EXPECT_NEAR(mask.decay.value_or(0), 0.996, 1e-6);
+  EXPECT_FALSE(mask.alpha);
   const torch::NoGradGuard no_grad;
   const at::Tensor images = tests::images(2, 32, 32);
   EXPECT_TRUE(same_bits(loaded.model->forward(images), fixture.model->forward(images)));

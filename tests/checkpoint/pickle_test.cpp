@@ -174,6 +174,7 @@ TEST(PickleTensors, OutsideTheirStorageAreNamed) {
 TEST(PickleTensors, RepeatedElementsAreCountedOverTheWholeFile) {
   const auto file = [](int count) {
     std::vector<std::pair<std::string, std::string>> items;
+    items.reserve(count);
     for (int i = 0; i < count; ++i)
       items.emplace_back("t" + std::to_string(i), op::tensor(op::storage("FloatStorage", "0", 1), 0, {5 << 20}, {0}));
     return torch_file(op::dict(items), {"1234"});

@@ -70,6 +70,7 @@ void expect_same_tensors(const fs::path& a, const fs::path& b) {
 pid_t start(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), VIOLIN_BINARY);
   std::vector<char*> raw;
+  raw.reserve(arguments.size() + 1);
   for (std::string& argument : arguments) raw.push_back(argument.data());
   raw.push_back(nullptr);
   posix_spawn_file_actions_t actions;

@@ -15,6 +15,7 @@ namespace {
 
 std::vector<std::int64_t> indices(const std::vector<Pick>& picks) {
   std::vector<std::int64_t> result;
+  result.reserve(picks.size());
   for (const Pick& pick : picks) result.push_back(pick.index);
   return result;
 }

@@ -77,6 +77,7 @@ void run_on_threads(const Work& work, const Split& split, const Run& run) {
   for (int phase = 0; phase < work.phases; ++phase) {
     std::atomic<int64_t> next = 0;
     std::vector<std::thread> threads;
+    threads.reserve(split.threads);
     for (int i = 0; i < split.threads; ++i) {
       threads.emplace_back([&] {
         const Memory own(work.thread_scratch_bytes);
