@@ -40,8 +40,8 @@ std::size_t scratch_sm80(const AttentionForward& p) {
 std::size_t scratch_sm80(const AttentionBackward& p) {
   const AttentionShape& s = p.shape;
   const int splits = sm80::tables_splits(p);
-  const std::int64_t wanted = (p.dgain != nullptr) + (p.dbias != nullptr) + (p.dgate != nullptr);
-  const std::int64_t numbers = splits > 1 ? splits * wanted * s.groups * s.heads * s.queries * s.keys : 0;
+  const std::int64_t numbers =
+      splits > 1 ? std::int64_t{splits} * sm80::wanted_tables(p) * s.groups * s.heads * s.queries * s.keys : 0;
   return record_bytes(p.gain, s) + static_cast<std::size_t>(numbers) * sizeof(float);
 }
 

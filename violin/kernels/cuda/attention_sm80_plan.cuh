@@ -17,6 +17,10 @@ struct TableGradients {
   int splits = 0;  // 0: no gradient is wanted
 };
 
+inline int wanted_tables(const AttentionBackward& p) {
+  return (p.dgain != nullptr) + (p.dbias != nullptr) + (p.dgate != nullptr);
+}
+
 inline bool needs_all(const AttentionBackward& p) {
   return p.bias.data || p.gate.data || p.dbias || p.dgate;
 }
@@ -33,7 +37,7 @@ inline std::int64_t tables_blocks(const AttentionShape& s, bool all) {
 // Few tiles would leave most of the device idle, so that several blocks share the images of a tile: enough for two
 // rounds of two blocks on every processor, each with at least eight images, as long as their sums take 32 MiB.
 inline int tables_splits(const AttentionBackward& p) {
-  const int wanted = (p.dgain != nullptr) + (p.dbias != nullptr) + (p.dgate != nullptr);
+  const int wanted = wanted_tables(p);
   const AttentionShape& s = p.shape;
   const std::int64_t blocks = tables_blocks(s, needs_all(p));
   if (wanted == 0 || blocks == 0) return 0;

@@ -204,8 +204,8 @@ __host__ __device__ __forceinline__ bool is_wide(const H& x, std::int64_t d) {
   return (reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0) && (d | x.batch | x.head | x.token) % 8 == 0;
 }
 
-// The gains of kN columns beside a tile, times `factor`, from a record in shared memory whose part for this thread
-// starts at `part` (record_offset; 16 rows or columns of a record take `step` bytes).
+// The gains of kN columns beside a tile, times `factor`, from a record in shared memory, of which this thread's part
+// starts at record_offset() and whose range lies at `range`.
 template <class T, bool kTransposed, int kN>
 struct Gains {
   std::uint32_t parts[kN / 16][4];

@@ -92,14 +92,14 @@ inline std::size_t most_shared() {
 // D [B,h,Nq] = rowsum(dO o O), as float (double for double inputs).
 cudaError_t launch_delta(const AttentionBackward& p, void* delta, cudaStream_t stream);
 
-// The paths; each takes D from scratch.
+// The paths; simt and sm80 are given D.
 cudaError_t launch_simt(const AttentionForward& p, cudaStream_t stream);
 cudaError_t launch_simt(const AttentionBackward& p, const void* delta, cudaStream_t stream);
 cudaError_t launch_sm80(const AttentionForward& p, void* scratch, cudaStream_t stream);
 cudaError_t launch_sm80(const AttentionBackward& p, float* delta, void* scratch, cudaStream_t stream);
 cudaError_t launch_sm90(const AttentionForward& p, void* scratch, cudaStream_t stream);
 cudaError_t launch_sm90(const AttentionBackward& p, void* scratch, cudaStream_t stream);
-// What each needs beside D.
+// Scratch; for sm80, beside D.
 std::size_t scratch_sm80(const AttentionForward& p);
 std::size_t scratch_sm80(const AttentionBackward& p);
 std::size_t scratch_sm90(const AttentionForward& p);
