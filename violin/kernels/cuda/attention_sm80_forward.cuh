@@ -25,11 +25,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const std::uint32_t k_tiles = q_tiles + kM * kTile * Rows<kDim>::kBytes;
   const std::uint32_t v_tiles = k_tiles + 2 * kStepBytes;
   const std::uint32_t table = v_tiles + 2 * kStepBytes;  // [2][kM]
-  const int d = static_cast<int>(p.shape.dim);
-  const int nq = static_cast<int>(p.shape.queries);
-  const int nk = static_cast<int>(p.shape.keys);
-  const int query_tiles = (nq + kTile - 1) / kTile;
-  const int key_tiles = (nk + kTile - 1) / kTile;
+  const auto [d, nq, nk, query_tiles, key_tiles] = Sizes(p.shape);
   const Block block(p.shape, kM * kTile, nq);
   const T* k = head_of<T>(p.k, block.b, block.h);
   const T* v = head_of<T>(p.v, block.b, block.h);

@@ -42,11 +42,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const std::uint32_t k_tile = g_tiles + kM * kTile * Rows<kDim>::kBytes;
   const std::uint32_t v_tile = k_tile + kTile * Rows<kDim>::kBytes;
   const std::uint32_t table = v_tile + kTile * Rows<kDim>::kBytes;  // [kM]
-  const int d = static_cast<int>(p.shape.dim);
-  const int nq = static_cast<int>(p.shape.queries);
-  const int nk = static_cast<int>(p.shape.keys);
-  const int query_tiles = (nq + kTile - 1) / kTile;
-  const int key_tiles = (nk + kTile - 1) / kTile;
+  const auto [d, nq, nk, query_tiles, key_tiles] = Sizes(p.shape);
   const int query_blocks = (query_tiles + kM - 1) / kM;
   const int j0 = static_cast<int>(blockIdx.x) % key_tiles * kTile;
   const int i0 = static_cast<int>(blockIdx.x) / key_tiles % query_blocks * kM * kTile;

@@ -270,6 +270,17 @@ __device__ __forceinline__ float base2_lse(const void* lse, std::int64_t at, boo
   return x == -INFINITY ? INFINITY : x;
 }
 
+struct Sizes {
+  int d, nq, nk, query_tiles, key_tiles;
+
+  __device__ __forceinline__ explicit Sizes(const AttentionShape& s)
+      : d(static_cast<int>(s.dim)),
+        nq(static_cast<int>(s.queries)),
+        nk(static_cast<int>(s.keys)),
+        query_tiles((nq + kTile - 1) / kTile),
+        key_tiles((nk + kTile - 1) / kTile) {}
+};
+
 // Which image, head and tile of rows a block has: images fastest, so that neighbours in time share a table.
 struct Block {
   int b, h, g, first;
