@@ -96,12 +96,15 @@ bool fits(const AttentionShape& s, DType dtype, double scale) {
 }
 
 Schedule make_schedule(const AttentionShape& s) {
-  Schedule schedule;
-  schedule.items_per_unit = static_cast<int>(ceil_div(s.batch / s.groups, kImagesPerItem));
-  schedule.items = s.groups * s.heads * ceil_div(s.queries, kTile * kTilesPerUnit) * schedule.items_per_unit;
-  const std::int64_t most = processors() / kTilesPerUnit;
-  schedule.clusters = static_cast<int>(schedule.items < most ? schedule.items : most);
-  return schedule;
+  Schedule x;
+  x.items_per_unit = static_cast<int>(ceil_div(s.batch / s.groups, kImagesPerItem));
+  x.units = static_cast<int>(s.groups * s.heads * ceil_div(s.queries, kTile * kTilesPerUnit));
+  const std::int64_t items = static_cast<std::int64_t>(x.units) * x.items_per_unit;
+  x.clusters = static_cast<int>(std::min<std::int64_t>(items, processors() / kTilesPerUnit));
+  x.share = static_cast<int>(ceil_div(items, x.clusters));
+  x.parts = x.items_per_unit / x.share;
+  x.rest = x.items_per_unit % x.share;
+  return x;
 }
 
 // Offsets into the scratch of a backward pass.

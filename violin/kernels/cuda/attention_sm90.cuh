@@ -84,13 +84,11 @@ struct RecordPart {
   float next_base, next_slope;
 };
 
+__device__ __forceinline__ void load_record_range(RecordPart& to, std::uint32_t range) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(to.next_base), "=f"(to.next_slope) : "r"(range));
+}
 template <bool kTransposed, int kHalf>
 __device__ __forceinline__ void load_record_half(RecordPart& to, std::uint32_t record, std::uint32_t offset) {
-  if constexpr (kHalf == 0) {
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                 : "=f"(to.next_base), "=f"(to.next_slope)
-                 : "r"(record + kTileBytes));
-  }
 #pragma unroll
   for (int q = 2 * kHalf; q < 2 * kHalf + 2; ++q) {
     // Records are aligned to 128 bytes, so that steps of two pieces can be exclusive ors.
@@ -200,13 +198,22 @@ struct TableSums {
 };
 
 // How the queries' side is cut for dQ and the gain's gradient: units of (group, head, two query tiles), each with
-// items_per_unit items of four images; a cluster of two blocks, one per query tile, takes a contiguous range of items.
+// items_per_unit items of four images; a cluster of two blocks, one per query tile, takes some of them. Most clusters
+// take `share` items of one unit, the same images as others do in the units of the same head, which then find K and V
+// in L2. What is left of the units, `rest` items of each, is cut into equal ranges for the other clusters.
 struct Schedule {
   int clusters = 0;
   int items_per_unit = 0;
-  std::int64_t items = 0;
+  int share = 0;
+  int parts = 0;  // of a unit that have a cluster each
+  int rest = 0;
+  int units = 0;
 
-  __host__ __device__ std::int64_t first(int cluster) const { return items * cluster / clusters; }
+  __host__ __device__ int owners() const { return units * parts; }  // clusters with a part of one unit
+  // The first item of the rests, all in a row, that a cluster beyond the owners takes.
+  __host__ __device__ std::int64_t first(int cluster) const {
+    return static_cast<std::int64_t>(units) * rest * (cluster - owners()) / (clusters - owners());
+  }
 };
 
 cudaError_t start_forward(const AttentionForward& p, const Maps& maps, const Records& records, cudaStream_t stream);

@@ -127,7 +127,9 @@ __global__ void __launch_bounds__(kThreads, 1)
                    : "r"(first_number + s * kStatisticsBytes + n * 64));
     }
     if constexpr (kGain) {
-      load_record_half<true, kHalf>(record, first_record + (s * kGroups + group) * kRecordBytes, offset);
+      const std::uint32_t at = first_record + (s * kGroups + group) * kRecordBytes;
+      if constexpr (kHalf == 0) load_record_range(record, at + kTileBytes);
+      load_record_half<true, kHalf>(record, at, offset);
     }
   };
   constexpr std::integral_constant<int, 0> kFirstHalf;
@@ -164,10 +166,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       if constexpr (!kPersistent) return;
       // Nothing to do here, but the buffers wait for everybody.
       wait(own_full, round % 2);
-      release(own_empty);
+      release(own_empty, lane == 0);
       for (int step = first_step; step < first_step + query_tiles; ++step) {
         wait(full + step % kStages, step / kStages % 2);
-        release(empty + step % kStages);
+        release(empty + step % kStages, lane == 0);
       }
       continue;
     }
@@ -188,7 +190,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       pin(x);
       pin(dx);
     }
-    release(own_empty);  // not before a product has waited for the registers
+    release(own_empty, lane == 0);  // not before a product has waited for the registers
     for (int t = 0; t < query_tiles; ++t) {
       const int step = first_step + t;
       const int s = step % kStages;
@@ -243,13 +245,13 @@ __global__ void __launch_bounds__(kThreads, 1)
         fetch(kFirstHalf, step + 1);
         issue(step + 1);
         wgmma_wait<1>();
-        release(empty + s);
+        release(empty + s, lane == 0);
         wgmma_wait<0>();
         pin(x);
         pin(dx);
       } else {
         wgmma_wait<0>();
-        release(empty + s);
+        release(empty + s, lane == 0);
       }
       pin(dk);
       pin(dv);

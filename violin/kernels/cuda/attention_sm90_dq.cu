@@ -3,20 +3,23 @@
 // Two sums cross here: dQ runs over keys, the table's gradient over images. A block owns 64 queries of a head and walks
 // over the key tiles for four images at a time: two warpgroups with two images each. dQ of the images stays in
 // registers for the whole walk; the table's gradient of a tile is summed over a warpgroup's two images in registers and
-// left in shared memory. Three warps beside the one that loads collect it there: they add the two warpgroups' sums to
-// global memory, once per tile and four images, each number by the very thread that added to it before. So no number is
-// ever added to by two threads, and the warpgroups wait neither for the addition nor for each other. Every other walk
-// goes backwards over the keys, so that it starts with tiles that are still in L2. Blocks take equal shares of all
-// (head, query tile, four images); where a share starts inside a head's query tile, its sums go to a strip of scratch
-// that a last kernel adds in order.
+// left in shared memory, in two places in turns. Three warps beside the one that loads collect it there: they add the
+// two warpgroups' sums to global memory, once per tile and four images, each number by the very thread that added to it
+// before. So no number is ever added to by two threads, and the warpgroups hardly wait for the addition. Every other
+// walk goes backwards over the keys, so that it starts with tiles that are still in L2. Blocks take shares of all
+// (head, query tile, four images) as Schedule says; all but one of those of a head's query tile leave their sums in
+// strips of scratch that a last kernel adds in order.
 #include "violin/kernels/cuda/attention_sm90.cuh"
 
 namespace violin::kernels::cuda::sm90 {
 namespace {
 
+// Buffers for an image of each warpgroup: K is needed until the product for dQ, V only until that with dO.
 template <bool kGain>
-constexpr int kStagesOf = kGain ? 3 : 4;  // of one image per warpgroup
-constexpr int kRecords = 2;               // each serves both images
+constexpr int kStagesOf = kGain ? 3 : 4;
+template <bool kGain>
+constexpr int kVStagesOf = kGain ? 2 : 4;
+constexpr int kRecords = 2;  // each serves both images
 constexpr int kCluster = kTilesPerUnit;
 constexpr int kConsumers = 2 * kWarpgroup;
 constexpr int kThreads = kConsumers + kWarpgroup;
@@ -25,20 +28,40 @@ constexpr int kConsumerRegisters = 232;
 static_assert(registers_suffice(2, kProducerRegisters, kConsumerRegisters));
 constexpr int kImagesPerGroup = kImagesPerItem / 2;
 constexpr int kCollectors = kWarpgroup - 32;
-// Named barriers: both warpgroups have left their sums; those of a warpgroup (plus its number) have been read.
-constexpr int kSumsFull = 1;
-constexpr int kSumsEmpty = 2;
-// A tile of sums in shared memory: rows of 64 floats, padded so that neither side has bank conflicts.
-constexpr int kSumsRow = kTile * 4 + 32;
+// A tile of sums in shared memory: rows of 64 floats, with the 16-byte pieces of row r swapped by exclusive or with
+// r % 8, so that neither side has bank conflicts. A warpgroup leaves them in two places in turns.
+constexpr int kSumsRow = kTile * 4;
 constexpr int kSumsBytes = kTile * kSumsRow;
+constexpr int kSumsPlaces = 2;
+// Named barriers: both warpgroups have left their sums in a place; those of a warpgroup there have been read.
+__device__ __forceinline__ int sums_full(int place) {
+  return 1 + place;
+}
+__device__ __forceinline__ int sums_empty(int place, int group) {
+  return 1 + kSumsPlaces + 2 * place + group;
+}
 
 constexpr int kOwnBytes = kImagesPerItem * 2 * kTileBytes;  // Q and dO of four images
 constexpr int kNumbersBytes = kStatisticsFloats * 4;        // statistics of an image's queries
-constexpr int kStageBytes = 2 * 2 * kTileBytes;             // K and V of two images
+constexpr int kStageBytes = 2 * kTileBytes;                 // K or V of two images
+constexpr int kRounds = 4;
+
+// What a block does in one round of its walk. The thread that loads works it out and leaves it in shared memory, in
+// turns in four places: others would keep it over the walk in local memory, and that is slower.
+struct Round {
+  int first_image, query_tile, h, g;
+  int is_first;       // of those that add to the same sums
+  int starts_inside;  // sums go to the block's strip
+};
+
+template <bool kGain>
+constexpr int kBarriers = 2 * kStagesOf<kGain> + kVStagesOf<kGain> + 2 * kImagesPerGroup;
 template <bool kGain>
 constexpr int kSharedBytes =
-    1024 + kOwnBytes + kStagesOf<kGain> * kStageBytes + kImagesPerItem * kNumbersBytes +
-    (kGain ? kRecords * kRecordBytes + 2 * kSumsBytes : 0) + 8 * (2 * kStagesOf<kGain> + 2 * kImagesPerGroup);
+    kOwnBytes + (kStagesOf<kGain> + kVStagesOf<kGain>)*kStageBytes + kImagesPerItem * kNumbersBytes +
+    (kGain ? kRecords * kRecordBytes + 2 * kSumsPlaces * kSumsBytes : 0) + kBarriers<kGain> * 8 +
+    kRounds * static_cast<int>(sizeof(Round));
+static_assert(kSharedBytes<true> <= 227 * 1024 && kSharedBytes<false> <= 227 * 1024);
 
 // An addition in L2 without a reply. Those of one thread to one address happen in its order.
 __device__ __forceinline__ void add_four(float* at, const float4& x) {
@@ -53,8 +76,6 @@ __device__ __forceinline__ float4 load_four(std::uint32_t at) {
                : "memory");
   return x;
 }
-
-constexpr int kRounds = 4;
 
 // Rows row and row + 8 of a warpgroup's accumulator to a head. The four lanes of a row swap their pairs until each has
 // eight neighbours: a quarter of the instructions, each with as many lines as before.
@@ -94,30 +115,24 @@ __device__ __forceinline__ void store_rows(const float (&c)[32], T* to, std::int
   }
 }
 
-// What a block does in one round of its walk. The thread that loads works it out and leaves it in shared memory, in
-// turns in four places: others would keep it over the walk in local memory, and that is slower.
-struct Round {
-  int first_image, query_tile, h, g;
-  int is_first;       // of those that add to the same sums
-  int starts_inside;  // sums go to the block's strip
-};
-
 template <class T, bool kGain, bool kNarrow>
 __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     dq_kernel(const __grid_constant__ AttentionBackward p, const __grid_constant__ Maps maps, const Records records,
               const float* statistics, const Schedule schedule, const TableSums table_sums, float* strips) {
   constexpr int kStages = kStagesOf<kGain>;
-  __shared__ Round rounds[kRounds];
-  extern __shared__ unsigned char raw[];
-  unsigned char* own_tiles = raw + (1024 - shared_address(raw) % 1024) % 1024;  // [image][q, dout]
-  unsigned char* tiles = own_tiles + kOwnBytes;                                 // [kStages][group][k, v]
-  unsigned char* numbers = tiles + kStages * kStageBytes;                       // [image]
+  constexpr int kVStages = kVStagesOf<kGain>;
+  extern __shared__ __align__(1024) unsigned char own_tiles[];                 // [image][q, dout]
+  unsigned char* k_tiles = own_tiles + kOwnBytes;                              // [kStages][group]
+  unsigned char* v_tiles = k_tiles + kStages * kStageBytes;                    // [kVStages][group]
+  unsigned char* sums = v_tiles + kVStages * kStageBytes;                      // [kSumsPlaces][group]
+  unsigned char* numbers = sums + (kGain ? 2 * kSumsPlaces * kSumsBytes : 0);  // [image]
   unsigned char* table = numbers + kImagesPerItem * kNumbersBytes;
-  const std::uint32_t sums = shared_address(table + (kGain ? kRecords * kRecordBytes : 0));  // [group]
-  const Barrier full(sums + (kGain ? 2 * kSumsBytes : 0));
+  const Barrier full(shared_address(table + (kGain ? kRecords * kRecordBytes : 0)));
   const Barrier empty = full + kStages;
-  const Barrier own_full = empty + kStages;  // of the warpgroups' first images, of their second
+  const Barrier v_empty = empty + kStages;
+  const Barrier own_full = v_empty + kVStages;  // of the warpgroups' first images, of their second
   const Barrier own_empty = own_full + kImagesPerGroup;
+  Round* rounds = reinterpret_cast<Round*>(table + (kGain ? kRecords * kRecordBytes : 0) + kBarriers<kGain> * 8);
 
   const int nq = static_cast<int>(p.shape.queries);
   const int nk = static_cast<int>(p.shape.keys);
@@ -127,8 +142,10 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   const int images = static_cast<int>(p.shape.batch / p.shape.groups);
   const int pairs = (query_tiles + kCluster - 1) / kCluster;
   const int rank = cluster_rank();
-  const int first = static_cast<int>(schedule.first(blockIdx.x / kCluster));
-  const int count = static_cast<int>(schedule.first(blockIdx.x / kCluster + 1)) - first;
+  const int cluster = blockIdx.x / kCluster;
+  const bool owner = cluster < schedule.owners();
+  const int first = owner ? 0 : static_cast<int>(schedule.first(cluster));
+  const int count = owner ? schedule.share : static_cast<int>(schedule.first(cluster + 1)) - first;
   const auto key_tile_at = [&](int round, int t) { return round % 2 ? key_tiles - 1 - t : t; };
   const bool want_table = kGain && p.dgain != nullptr;
   const float scale = static_cast<float>(p.scale);
@@ -139,6 +156,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
       init(full + s, 1);
       init(empty + s, 8 * kCluster);  // warps of all blocks
     }
+    for (int s = 0; s < kVStages; ++s) init(v_empty + s, 8 * kCluster);
     for (int i = 0; i < kImagesPerGroup; ++i) {
       init(own_full + i, 1);
       init(own_empty + i, 8);
@@ -154,11 +172,16 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
       if (!want_table) return;
       const int lane = threadIdx.x % 32;
       const int stride = static_cast<int>(table_sums.stride);
+      const int last_step = count * key_tiles - 1;
+      // A warp takes every third group of eight rows, two rows of 16 pieces with a load.
+      const std::uint32_t first_piece = shared_address(sums) + lane / 16 * kSumsRow + (lane % 16 ^ lane / 16) * 16;
+      int step = 0;
       for (int round = 0; round < count; ++round) {
         Round r{};
         float* rows = nullptr;
-        for (int t = 0; t < key_tiles; ++t) {
-          named_sync(kSumsFull, kConsumers + kCollectors);
+        for (int t = 0; t < key_tiles; ++t, ++step) {
+          const int place = step % kSumsPlaces;
+          named_sync(sums_full(place), kConsumers + kCollectors);
           if (t == 0) {
             r = rounds[round % kRounds];
             rows = r.starts_inside
@@ -166,50 +189,65 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
                        : table_sums.data +
                              ((static_cast<std::int64_t>(r.g) * heads + r.h) * table_sums.rows + r.query_tile * kTile) *
                                  stride;
+            rows += lane / 16 * stride + lane % 16 * 4;
           }
-          const int column = key_tile_at(round, t) * kTile + lane % 16 * 4;
+          const int column = key_tile_at(round, t) * kTile;
           // The second of two query tiles may not exist.
-          const bool inside = column < stride && r.query_tile < query_tiles;
-          if (inside) {
-#pragma unroll 2
-            for (int row = 2 * (warp - 1) + lane / 16; row < kTile; row += kCollectors / 16) {
-              const std::uint32_t at = sums + row * kSumsRow + lane % 16 * 16;
-              const float4 x = load_four(at);
-              const float4 y = load_four(at + kSumsBytes);
-              const float4 sum =
-                  make_float4((x.x + y.x) * scale, (x.y + y.y) * scale, (x.z + y.z) * scale, (x.w + y.w) * scale);
-              float* to = rows + row * stride + column;
-              if (r.is_first) {
-                *reinterpret_cast<float4*>(to) = sum;
-              } else {
-                add_four(to, sum);
+          if (column + lane % 16 * 4 < stride && r.query_tile < query_tiles) {
+#pragma unroll 1
+            for (int pass = 2 * (warp - 1); pass < kTile / 4; pass += pass % 2 ? 2 * (kCollectors / 32) - 1 : 1) {
+              const std::uint32_t from = (first_piece ^ pass % 2 * 64) + place * 2 * kSumsBytes + pass * 4 * kSumsRow;
+              float* to = rows + pass * 4 * stride + column;
+              float4 x[2], y[2];
+#pragma unroll
+              for (int m = 0; m < 2; ++m) {
+                x[m] = load_four((from ^ m * 32) + m * 2 * kSumsRow);
+                y[m] = load_four((from ^ m * 32) + m * 2 * kSumsRow + kSumsBytes);
+              }
+#pragma unroll
+              for (int m = 0; m < 2; ++m) {
+                const float4 sum = make_float4((x[m].x + y[m].x) * scale, (x[m].y + y[m].y) * scale,
+                                               (x[m].z + y[m].z) * scale, (x[m].w + y[m].w) * scale);
+                if (r.is_first) {
+                  *reinterpret_cast<float4*>(to + m * 2 * stride) = sum;
+                } else {
+                  add_four(to + m * 2 * stride, sum);
+                }
               }
             }
           }
           __syncwarp();
-          if (round + 1 < count || t + 1 < key_tiles) {
-            named_arrive(kSumsEmpty, kWarpgroup + kCollectors);
-            named_arrive(kSumsEmpty + 1, kWarpgroup + kCollectors);
+          if (step + kSumsPlaces <= last_step) {
+            named_arrive(sums_empty(place, 0), kWarpgroup + kCollectors);
+            named_arrive(sums_empty(place, 1), kWarpgroup + kCollectors);
           }
         }
       }
       return;
     }
     if (threadIdx.x != kConsumers) return;
-    // Items of the unit that the range starts in come last: all clusters then walk over the images in the same
-    // direction at about the same time, and K and V that one of them reads are still in L2 for the others.
-    const int head_start = (schedule.items_per_unit - first % schedule.items_per_unit) % schedule.items_per_unit;
-    const int shift = head_start < count ? head_start : 0;
     const auto choose = [&](int n) {
-      const int item = first + (n + shift < count ? n + shift : n + shift - count);
-      const int unit = item / schedule.items_per_unit;
       Round r;
-      r.first_image = item % schedule.items_per_unit * kImagesPerItem;
+      int unit, item;
+      if (owner) {
+        unit = cluster / schedule.parts;
+        item = schedule.rest + cluster % schedule.parts * schedule.share + n;
+        r.is_first = n == 0;
+        r.starts_inside = item - n > 0;
+      } else {
+        // Items of the unit that the range starts in come last: all clusters then walk over the images in the same
+        // direction at about the same time.
+        const int head_start = (schedule.rest - first % schedule.rest) % schedule.rest;
+        const int at = first + (n + (head_start < count ? head_start : 0)) % count;
+        unit = at / schedule.rest;
+        item = at % schedule.rest;
+        r.is_first = at == first || item == 0;
+        r.starts_inside = first % schedule.rest != 0 && unit == first / schedule.rest;
+      }
+      r.first_image = item * kImagesPerItem;
       r.query_tile = unit % pairs * kCluster + rank;
       r.h = unit / pairs % heads;
       r.g = unit / pairs / heads;
-      r.is_first = item == first || item % schedule.items_per_unit == 0;
-      r.starts_inside = first % schedule.items_per_unit != 0 && unit == first / schedule.items_per_unit;
       return r;
     };
     int step = 0;
@@ -239,12 +277,11 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
           const int sub = kImagesPerGroup * step + i;
           const int s = sub % kStages;
           if (sub >= kStages) wait(empty + s, (sub / kStages - 1) % 2);
-          arrive_and_expect(full + s, kStageBytes + (kGain && i == 0 ? kRecordBytes : 0));
+          arrive_and_expect(full + s, 2 * kStageBytes + (kGain && i == 0 ? kRecordBytes : 0));
           // Each block of the cluster loads one of the two images for both.
           const int x = rank * kImagesPerGroup + i;
-          unsigned char* to = tiles + s * kStageBytes + rank * 2 * kTileBytes;
-          copy_box_to((1 << kCluster) - 1, to, &maps.k, full + s, 0, key_tile * kTile, r.h, image(x));
-          copy_box_to((1 << kCluster) - 1, to + kTileBytes, &maps.v, full + s, 0, key_tile * kTile, r.h, image(x));
+          copy_box_to((1 << kCluster) - 1, k_tiles + s * kStageBytes + rank * kTileBytes, &maps.k, full + s, 0,
+                      key_tile * kTile, r.h, image(x));
           // Whoever has released the stage has done with the record of two steps ago.
           if constexpr (kGain) {
             static_assert(kStages < kImagesPerGroup * kRecords);
@@ -254,6 +291,10 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
                          kRecordBytes, full + s);
             }
           }
+          const int v = sub % kVStages;
+          if (sub >= kVStages) wait(v_empty + v, (sub / kVStages - 1) % 2);
+          copy_box_to((1 << kCluster) - 1, v_tiles + v * kStageBytes + rank * kTileBytes, &maps.v, full + s, 0,
+                      key_tile * kTile, r.h, image(x));
         }
       }
     }
@@ -272,23 +313,33 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   pin(x);
   pin(dx);
   const auto slot = [&](int at, int image) { return (kImagesPerGroup * at + image) % kStages; };
+  const auto v_slot = [&](int at, int image) { return (kImagesPerGroup * at + image) % kVStages; };
   const std::uint32_t first_own = low_descriptor(own_tiles) + group * kImagesPerGroup * (2 * kTileBytes >> 4);
-  const std::uint32_t first_tile = low_descriptor(tiles) + group * (2 * kTileBytes >> 4);
-  const auto tile_at = [&](int at, int image) { return first_tile + slot(at, image) * (kStageBytes >> 4); };
+  const std::uint32_t first_k = low_descriptor(k_tiles) + group * (kTileBytes >> 4);
+  const std::uint32_t first_v = low_descriptor(v_tiles) + group * (kTileBytes >> 4);
+  const auto k_tile = [&](int at, int image) { return first_k + slot(at, image) * (kStageBytes >> 4); };
   const auto await = [&](int at, int image) {
     wait(full + slot(at, image), (kImagesPerGroup * at + image) / kStages % 2);
   };
   const auto issue = [&](int at, int image) {
-    const std::uint32_t own = first_own + image * (2 * kTileBytes >> 4);
-    const std::uint32_t other = tile_at(at, image);
+    // Always 0, but the compiler does not know: it would keep the descriptors of all tiles, in registers that are not
+    // there.
+    const std::uint32_t zero = kGain ? static_cast<std::uint32_t>(at) >> 28 : 0;
+    const std::uint32_t own = first_own + zero + image * (2 * kTileBytes >> 4);
     wgmma_fence();
-    multiply_rows<T>(x, own, other);
-    multiply_rows<T>(dx, own + (kTileBytes >> 4), other + (kTileBytes >> 4));
+    multiply_rows<T>(x, own, k_tile(at, image));
+    multiply_rows<T>(dx, own + (kTileBytes >> 4), first_v + zero + v_slot(at, image) * (kStageBytes >> 4));
     wgmma_commit();
   };
   const std::uint32_t first_record = shared_address(table);
+  // Each lane reads a copy of its own: a range that is the same for all would wait for its way to a uniform register.
+  std::uint32_t first_range = first_record + kTileBytes + (kNarrow ? 0 : lane % kRangeCopies * 8);
+  asm volatile("" : "+r"(first_range));
   const std::uint32_t offset = record_offset<false>();
   RecordPart record;
+  const auto fetch_range = [&](int at) {
+    if constexpr (kGain) load_record_range(record, first_range + at % kRecords * kRecordBytes);
+  };
   const auto fetch = [&](auto half, int at) {
     if constexpr (kGain) {
       load_record_half<false, decltype(half)::value>(record, first_record + at % kRecords * kRecordBytes, offset);
@@ -296,8 +347,12 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   };
   constexpr std::integral_constant<int, 0> kFirstHalf;
   constexpr std::integral_constant<int, 1> kSecondHalf;
+  // Lane 0 and lane 1 of a warp speak for it in a block each.
+  std::uint32_t remote_empty = lane < kCluster ? address_in(empty, lane) : 0;
+  asm volatile("" : "+r"(remote_empty));
   const std::uint32_t first_number = shared_address(numbers) + statistics_at(local_row) * 4;
-  std::uint32_t own_sums = sums + group * kSumsBytes + local_row * kSumsRow + lane % 4 * 8;
+  std::uint32_t own_sums = shared_address(sums) + group * kSumsBytes + local_row * kSumsRow +
+                           (lane % 4 / 2 ^ local_row % 8) * 16 + lane % 2 * 8;
   asm volatile("" : "+r"(own_sums));  // not computed again in every step
 
   for (int round = 0; round < count; ++round) {
@@ -323,31 +378,31 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     float dq[kImagesPerGroup][32] = {};
     float dgain[32] = {};  // of this warpgroup's images
 
-    const auto leave_sums = [&](bool very_first) {
-      if (!very_first) named_sync(kSumsEmpty + group, kWarpgroup + kCollectors);
-#pragma unroll
-      for (int n = 0; n < 16; ++n) {
-        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(own_sums + n % 2 * 8 * kSumsRow + n / 2 * 32),
-                     "f"(dgain[2 * n]), "f"(dgain[2 * n + 1])
-                     : "memory");
-      }
-      named_arrive(kSumsFull, kConsumers + kCollectors);
-      if constexpr (kNarrow) {  // a narrow tile does not set them all
-#pragma unroll
-        for (int n = 0; n < 32; ++n) dgain[n] = 0;
-      }
+    const auto leave_pair = [&](int step, int n) {
+      const std::uint32_t to = own_sums + step % kSumsPlaces * 2 * kSumsBytes;
+      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"((to ^ n / 2 % 4 * 32) + n / 8 * 128 + n % 2 * 8 * kSumsRow),
+                   "f"(dgain[2 * n]), "f"(dgain[2 * n + 1])
+                   : "memory");
     };
-    const auto release_all = [&](int at, int image) {
+    const auto await_place = [&](int step) {
+      if (step >= kSumsPlaces) named_sync(sums_empty(step % kSumsPlaces, group), kWarpgroup + kCollectors);
+    };
+    const auto announce_sums = [&](int step) { named_arrive(sums_full(step % kSumsPlaces), kConsumers + kCollectors); };
+    const auto release_in_all = [&](std::uint32_t remote) {
       __syncwarp();
-      if (lane < kCluster) arrive_at(empty + slot(at, image), lane);
+      if (remote_empty) arrive_at(remote);
     };
+    const auto release_k = [&](int at, int image) { release_in_all(remote_empty + 8 * slot(at, image)); };
+    const auto release_v = [&](int at, int image) { release_in_all(remote_empty + 8 * (kStages + v_slot(at, image))); };
 
     const int first_step = round * key_tiles;
     await(first_step, 0);
+    fetch_range(first_step);
     fetch(kFirstHalf, first_step);
     fetch(kSecondHalf, first_step);
     issue(first_step, 0);
     wgmma_wait<0>();
+    release_v(first_step, 0);
     pin(x);
     pin(dx);
     pin(dq[0]);
@@ -362,7 +417,11 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
         const bool more = i + 1 < kImagesPerGroup || t + 1 < key_tiles;
         const int next_step = i + 1 < kImagesPerGroup ? step : step + 1;
         constexpr int kNext[] = {1, 0};
-        if constexpr (kGain) start_record(record, factor);
+        const bool leaves = kGain && i + 1 == kImagesPerGroup && want_table;
+        if constexpr (kGain) {
+          if (i == 0) start_record(record, factor);
+          if (!kNarrow && leaves) await_place(step);
+        }
         const auto weigh = [&](auto from, auto to) {
 #pragma unroll
           for (int pair = decltype(from)::value / 2; pair < decltype(to)::value / 2; ++pair) {
@@ -381,12 +440,16 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
               }
             }
             dproducts[pair / 4][pair % 4] = pack<T>(gradient[0], gradient[1]);
+            if constexpr (kGain && !kNarrow) {
+              if (i + 1 == kImagesPerGroup) leave_pair(step, pair);
+            }
           }
         };
         // The record is fetched again for the second image: 32 gains are too many to keep.
         const auto fetch_next = [&] {
           if (!more) return;
           await(next_step, kNext[i]);
+          if (i + 1 == kImagesPerGroup) fetch_range(next_step);
           fetch(kFirstHalf, next_step);
         };
         constexpr std::integral_constant<int, kNarrowColumns / 2> kNarrowEnd;
@@ -422,21 +485,32 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
             }
         }
         wgmma_fence();
-        multiply_add<T>(dq[i], dproducts, tile_at(step, i));
+        multiply_add<T>(dq[i], dproducts, k_tile(step, i));
         wgmma_commit();
         if (more) issue(next_step, kNext[i]);
-        if constexpr (kGain) {
-          if (i + 1 == kImagesPerGroup && want_table) leave_sums(t == 0 && round == 0);
-        }
         if (more) {
           wgmma_wait<1>();
-          release_all(step, i);
+          release_k(step, i);
+        }
+        if constexpr (kGain) {
+          if (kNarrow && leaves) {
+            await_place(step);
+#pragma unroll
+            for (int n = 0; n < 16; ++n) leave_pair(step, n);
+#pragma unroll
+            for (int n = 0; n < 32; ++n) dgain[n] = 0;  // a narrow tile does not set them all
+          }
+          if (leaves) announce_sums(step);
         }
         wgmma_wait<0>();
         pin(x);
         pin(dx);
         pin(dq[i]);
-        if (!more) release_all(step, i);
+        if (more) {
+          release_v(next_step, kNext[i]);
+        } else {
+          release_k(step, i);
+        }
         // The last product with the next image's Q and dO is done: those of the next round may come.
         if (more && next_step + 1 == first_step + key_tiles) release(own_empty + kNext[i]);
       }
@@ -466,19 +540,29 @@ __global__ void __launch_bounds__(256) strips_kernel(float* dgain, const TableSu
   const std::int64_t slice = blockIdx.x / (kTile / kStripRows) / query_tiles;
   const int local = blockIdx.x % (kTile / kStripRows) * kStripRows;
   const std::int64_t pairs = (query_tiles + kCluster - 1) / kCluster;
-  const std::int64_t begin = (slice * pairs + tile / kCluster) * schedule.items_per_unit;
-  const std::int64_t end = begin + schedule.items_per_unit;
+  const int unit = static_cast<int>(slice * pairs + tile / kCluster);
   const int rows = min(kStripRows, nq - tile * kTile - local);
-  // The first block that starts past the unit's first item.
-  const int guess = static_cast<int>(begin * schedule.clusters / schedule.items);
-  int block = guess;
-  while (block < schedule.clusters && schedule.first(block) <= begin) ++block;
-  int last = block;
-  while (last < schedule.clusters && schedule.first(last) < end) ++last;
-  if (block == last && sums.data == dgain) return;
+  // Clusters with a part of the unit, but for one that starts with it, ...
+  const int strip = unit * schedule.parts + (schedule.rest == 0 ? 1 : 0);
+  const int owners_end = (unit + 1) * schedule.parts;
+  // ... and those that start inside its rest.
+  int sharer = schedule.clusters;
+  int sharers_end = schedule.clusters;
+  if (schedule.rest > 0) {
+    const std::int64_t begin = static_cast<std::int64_t>(unit) * schedule.rest;
+    const std::int64_t sharers = schedule.clusters - schedule.owners();
+    sharer = schedule.owners() +
+             static_cast<int>(begin * sharers / (static_cast<std::int64_t>(schedule.units) * schedule.rest));
+    while (sharer < schedule.clusters && schedule.first(sharer) <= begin) ++sharer;
+    sharers_end = sharer;
+    while (sharers_end < schedule.clusters && schedule.first(sharers_end) < begin + schedule.rest) ++sharers_end;
+  }
+  const int owners_count = owners_end - strip;
+  const int count = owners_count + sharers_end - sharer;
+  if (count == 0 && sums.data == dgain) return;
   const std::int64_t stride = sums.stride;
   const float* first = sums.data + (slice * sums.rows + tile * kTile + local) * stride;
-  const float* from = strips + (static_cast<std::int64_t>(block * kCluster + tile % kCluster) * kTile + local) * stride;
+  const float* from = strips + (static_cast<std::int64_t>(tile % kCluster) * kTile + local) * stride;
   const std::int64_t step = kCluster * kTile * stride;
   float* to = dgain + (slice * nq + tile * kTile + local) * nk;
   const int quads = static_cast<int>(stride / 4);
@@ -488,8 +572,9 @@ __global__ void __launch_bounds__(256) strips_kernel(float* dgain, const TableSu
     const int column = x % quads * 4;
     const std::int64_t at = r * stride + column;
     float4 sum = *reinterpret_cast<const float4*>(first + at);
-    for (int n = 0; n < last - block; ++n) {
-      const float4 more = __ldcs(reinterpret_cast<const float4*>(from + n * step + at));
+    for (int n = 0; n < count; ++n) {
+      const int cluster = n < owners_count ? strip + n : sharer + n - owners_count;
+      const float4 more = __ldcs(reinterpret_cast<const float4*>(from + cluster * step + at));
       sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
     }
     float* row = to + static_cast<std::int64_t>(r) * nk + column;

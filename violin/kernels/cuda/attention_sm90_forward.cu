@@ -31,7 +31,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   unsigned char* q_tiles = raw + (1024 - shared_address(raw) % 1024) % 1024;  // [2][kGroups]
   unsigned char* kv_tiles = q_tiles + 2 * kGroups * kTileBytes;
   unsigned char* table = kv_tiles + kStages * 2 * kTileBytes;
-  const Barrier full(shared_address(table + (kGain ? kStages * kGroups * kRecordBytes : 0)));
+  // Not worked out again in every step.
+  const std::uint32_t first_byte = __shfl_sync(0xffffffffu, shared_address(q_tiles), 0);
+  const Barrier full(first_byte + static_cast<std::uint32_t>(table - q_tiles) +
+                     (kGain ? kStages * kGroups * kRecordBytes : 0));
   const Barrier empty = full + kStages;
   const Barrier q_full = empty + kStages;
   const Barrier q_empty = q_full + 2;
@@ -97,17 +100,18 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   const int lane = threadIdx.x % 32;
   const float factor = static_cast<float>(p.scale) * kLog2e;
-  const std::uint32_t first_record = shared_address(table);
+  const std::uint32_t first_record = first_byte + static_cast<std::uint32_t>(table - q_tiles);
   const std::uint32_t offset = record_offset<false>();
   const bool first_thread = threadIdx.x % kWarpgroup == 0;
-  const std::uint32_t first_q = low_descriptor(q_tiles) + group * (kTileBytes >> 4);
+  const std::uint32_t first_q = low_descriptor(first_byte) + group * (kTileBytes >> 4);
   const auto q_tile = [&](int round) { return first_q + round % 2 * kGroups * (kTileBytes >> 4); };
-  const std::uint32_t first_kv = low_descriptor(kv_tiles);
+  const std::uint32_t first_kv = low_descriptor(first_byte + static_cast<std::uint32_t>(kv_tiles - q_tiles));
   const auto kv_tile = [&](int stage) { return first_kv + stage * (2 * kTileBytes >> 4); };
   RecordPart record;
   const auto fetch = [&](int stage) {
     if constexpr (kGain) {
       const std::uint32_t at = first_record + (stage * kGroups + group) * kRecordBytes;
+      load_record_range(record, at + kTileBytes);
       load_record_half<false, 0>(record, at, offset);
       load_record_half<false, 1>(record, at, offset);
     }

@@ -84,10 +84,10 @@ __global__ void __launch_bounds__(kThreads)
     *reinterpret_cast<uint4*>(record + row * 128 + (column / 8 ^ row % 8) * 16) =
         make_uint4(parts[0], parts[1], parts[2], parts[3]);
   }
-  if (threadIdx.x == 0) {
+  if (threadIdx.x < kRangeCopies) {
     // Beside float16, v has no form for what is not a number: then all of the tile is none.
     const float base = kFine && invalid ? NAN : fmaf(kFirst, range, origin);
-    *reinterpret_cast<float2*>(record + kTileBytes) = make_float2(base, -range);
+    reinterpret_cast<float2*>(record + kTileBytes)[threadIdx.x] = make_float2(base, -range);
   }
 }
 

@@ -16,7 +16,8 @@ namespace violin::kernels::cuda {
 
 constexpr int kTile = 64;
 constexpr int kTileBytes = kTile * kTile * 2;
-constexpr int kRecordBytes = kTileBytes + 128;
+constexpr int kRangeCopies = 16;  // of base and slope, so that a lane can have one for itself
+constexpr int kRecordBytes = kTileBytes + 8 * kRangeCopies;
 
 // All records of a call. Nothing here is owned.
 struct Records {

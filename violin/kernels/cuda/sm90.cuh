@@ -32,10 +32,19 @@ __device__ __forceinline__ void fence_init() {
 __device__ __forceinline__ void arrive(Barrier b) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(b.address()) : "memory");
 }
-// Called by all lanes of a warp when the warp has read what the barrier guards.
-__device__ __forceinline__ void release(Barrier b) {
+// True for one lane of a warp. Asking for the thread's number would wait behind loads and stores.
+__device__ __forceinline__ bool elect() {
+  std::uint32_t elected;
+  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}\n" : "=r"(elected));
+  return elected != 0;
+}
+// Called by all lanes of a warp when the warp has read what the barrier guards; one of them speaks for it.
+__device__ __forceinline__ void release(Barrier b, bool speaker) {
   __syncwarp();
-  if (threadIdx.x % 32 == 0) arrive(b);
+  if (speaker) arrive(b);
+}
+__device__ __forceinline__ void release(Barrier b) {
+  release(b, elect());
 }
 __device__ __forceinline__ void arrive_and_expect(Barrier b, std::uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(b.address()), "r"(bytes) : "memory");
@@ -108,14 +117,16 @@ __device__ __forceinline__ void cluster_sync() {
 __device__ __forceinline__ void cluster_sync_unaligned() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
+// A barrier of another block of the cluster.
+__device__ __forceinline__ std::uint32_t address_in(Barrier b, int block) {
+  std::uint32_t address;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(b.address()), "r"(block));
+  return address;
+}
 // Says that this warp's reads of shared memory are done. With release semantics for the whole cluster this would wait
 // until every earlier write of the thread has arrived in L2, and nothing that was written is handed over here.
-__device__ __forceinline__ void arrive_at(Barrier b, int block) {
-  asm volatile(
-      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}\n" ::"r"(b.address()),
-      "r"(block)
-      : "memory");
+__device__ __forceinline__ void arrive_at(std::uint32_t address) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
 }
 
 // Moves registers between warpgroups; every warp of the warpgroup takes part. A block starts with equal shares of
@@ -145,8 +156,11 @@ __device__ __forceinline__ void named_arrive(int id, int threads) {
 // swapped by exclusive or with r % 8 as the bulk copy leaves them. A step of 16 along the row is 32 bytes; a step of 16
 // rows is 2048.
 // Of a descriptor, the low half holds the address and the high half is the same for all tiles.
+__device__ __forceinline__ std::uint32_t low_descriptor(std::uint32_t tile) {
+  return tile >> 4 | 1u << 16;
+}
 __device__ __forceinline__ std::uint32_t low_descriptor(const void* tile) {
-  return shared_address(tile) >> 4 | 1u << 16;
+  return low_descriptor(shared_address(tile));
 }
 __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t low) {
   return std::uint64_t{1u << 30 | 1024 >> 4} << 32 | low;
