@@ -128,7 +128,7 @@ class Bench:
             for _, mask in violin.masks(model):
                 mask.float()
         if variant == "frozen":
-            violin.freeze(model)
+            violin.freeze(model, dtype=torch.bfloat16 if self.cuda else None)
         function = self.compiled(model, variant)
         images = self.batch(shape)[0].to(torch.bfloat16 if self.cuda else torch.float32)
 

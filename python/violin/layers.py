@@ -327,7 +327,10 @@ class _Masked(nn.Module):
     def _tables(self, tokens: int, attn_mask: Tensor | None, is_causal: bool, like: Tensor) -> Tables:
         tables = Tables()
         if self.violin is not None:
-            tables = self._grids.tables(self.violin, self._grids.lookup(tokens, self.name))
+            grid = self._grids.lookup(tokens, self.name)
+            tables = self._grids.tables(self.violin, grid)
+            if tables.packed and (self.training or self._request is not None or self.want_map):
+                tables = self.violin.plain_tables(grid, self._grids.prefix)  # weights themselves are wanted
         bias = _as_bias(attn_mask, is_causal, tokens, like)
         if bias is None:
             return tables

@@ -34,6 +34,17 @@ class Tables(NamedTuple):
     def nbytes(self) -> int:
         return sum(table.nbytes for table in self if table is not None)
 
+    @property
+    def packed(self) -> bool:
+        """Whether the gain is in the 16-bit form of GPU kernels, which the attention operators alone can read."""
+        return self.gain is not None and self.gain.dim() == 5
+
+    def pack(self, dtype: torch.dtype | None) -> Tables:
+        """The gain in that form beside q, k, v of this type; elsewhere than on a GPU as it is."""
+        if dtype is None or self.gain is None or not self.gain.is_cuda:
+            return self
+        return self._replace(gain=ops.pack_gain(self.gain, dtype))
+
 
 class _Values(NamedTuple):
     """Parameters of a mask, or of several side by side: heads come last in each."""
@@ -163,6 +174,7 @@ class ViolinMask(nn.Module):
         self._given: Tables | None = None  # while compiled code is traced: made with those of other layers
         self._kept: dict[tuple[int, int, int], tuple[_State, Tables]] = {}
         self._frozen: dict[tuple[int, int, int], Tables] = {}
+        self._frozen_dtype: torch.dtype | None = None
         self._thawed: dict[str, bool] = {}  # what required a gradient before freeze()
 
         count, masked, axes = len(self.curve_names), len(self.masked_heads), 1
@@ -416,13 +428,17 @@ class ViolinMask(nn.Module):
 
     # -- kept tables ---------------------------------------------------------------------------------------------------
 
-    def freeze(self, grid: Sequence[int], prefix: int = 0) -> None:
+    def freeze(self, grid: Sequence[int], prefix: int = 0, dtype: torch.dtype | None = None) -> None:
         """Tables for this grid are made now and are constants from here on, in compiled code too; parameters need no
-        gradient. For inference: nothing is rebuilt or checked."""
+        gradient. For inference: nothing is rebuilt or checked. With a 16-bit ``dtype``, that of q, k and v (autocast's
+        where it is on), the gain on a GPU is kept in the form that the kernels read, half as large, for this type alone."""
+        if dtype not in (None, torch.float16, torch.bfloat16):
+            raise Error(f"freeze: dtype is {dtype}; expected torch.float16, torch.bfloat16 or None")
+        self._frozen_dtype = dtype
         if not self._frozen:
             self._thawed = {name: parameter.requires_grad for name, parameter in self.named_parameters()}
         self.requires_grad_(False)
-        self._frozen[(int(grid[0]), int(grid[1]), int(prefix))] = self._built_plainly(grid, prefix)
+        self._frozen[(int(grid[0]), int(grid[1]), int(prefix))] = self._built_plainly(grid, prefix).pack(dtype)
 
     def thaw(self) -> None:
         """Undoes freeze()."""
@@ -443,6 +459,11 @@ class ViolinMask(nn.Module):
     def kept_tables(self) -> int:
         return len(self._kept)
 
+    def plain_tables(self, grid: Sequence[int], prefix: int = 0) -> Tables:
+        """tables(), not packed whatever freeze() did."""
+        tables = self.tables(grid, prefix)
+        return self._built_plainly(grid, prefix) if tables.packed else tables
+
     def _built_plainly(self, grid: Sequence[int], prefix: int) -> Tables:
         # Ordinary tensors even inside an inference-mode block, so that later calls may use them anywhere.
         with torch.inference_mode(False), torch.no_grad():
@@ -458,7 +479,7 @@ class ViolinMask(nn.Module):
     def _changed(self) -> None:
         self.drop_tables()
         for key in list(self._frozen):
-            self._frozen[key] = self._built_plainly(key[:2], key[2])
+            self._frozen[key] = self._built_plainly(key[:2], key[2]).pack(self._frozen_dtype)
 
     def train(self, mode: bool = True) -> ViolinMask:
         super().train(mode)

@@ -71,6 +71,13 @@ def attention_qkv(
     return torch.ops.violin.attention_qkv(qkv, gain, bias, gate, scale)
 
 
+def pack_gain(gain: Tensor, dtype: torch.dtype) -> Tensor:
+    """A gain on a GPU in the 16-bit form that the kernels read beside q, k, v of this type (float16 or bfloat16): half as
+    large, and what the attention operators otherwise make of it in each call. It can be their ``gain``, without gradient.
+    """
+    return torch.ops.violin._pack_gain(gain, gain.new_empty((), dtype=dtype))
+
+
 def attention_rows(
     q: Tensor,
     k: Tensor,

@@ -412,13 +412,17 @@ def _patch_grid(structure: Structure, image_size: int | Sequence[int] | None) ->
     return size[0] // patch[0], size[1] // patch[1]
 
 
-def freeze(model: nn.Module, image_size: int | Sequence[int] | None = None) -> nn.Module:
+def freeze(
+    model: nn.Module, image_size: int | Sequence[int] | None = None, dtype: torch.dtype | None = None
+) -> nn.Module:
     """Tables for images of this size (the model's own unless given) are made now and are constants, in compiled code too;
-    mask parameters need no gradient. For inference. ``violin.thaw(model)`` undoes it."""
+    mask parameters need no gradient. For inference. With a 16-bit ``dtype``, that of q, k and v (autocast's where it is
+    on), gains on a GPU are kept in the form that the kernels read, half as large, for this type alone.
+    ``violin.thaw(model)`` undoes it."""
     structure = find(model)
     grid = _patch_grid(structure, image_size)
     for _, mask in masks(structure.vit):
-        mask.freeze(grid, structure.prefix)
+        mask.freeze(grid, structure.prefix, dtype)
     return model
 
 

@@ -13,7 +13,7 @@ class Heads(ctypes.Structure):
 
 
 class Table(ctypes.Structure):
-    _fields_ = [("data", PTR), ("group", I64), ("head", I64), ("row", I64)]
+    _fields_ = [("data", PTR), ("group", I64), ("head", I64), ("row", I64), ("packed", ctypes.c_bool)]
 
 
 class Shape(ctypes.Structure):

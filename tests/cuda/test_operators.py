@@ -11,6 +11,7 @@ import json
 import math
 import os
 import sys
+import threading
 
 import torch
 
@@ -177,6 +178,54 @@ def packed_equals_views():
     check(all(torch.equal(a, b) for a, b in zip(one, two)), "attention_qkv equals attention on views")
 
 
+def packed_gains():
+    """The gain is packed once for both passes: the same bits as with the table itself, gradients in the table's form."""
+    if os.environ.get("VIOLIN_PATH") == "reference":
+        return  # takes plain tables alone
+    for dtype in (torch.bfloat16, torch.float16):
+        q, k, v = (torch.randn(4, 3, 150, 64, device="cuda").to(dtype) for _ in range(3))
+        dout = torch.randn(4, 3, 150, 64, device="cuda").to(dtype)
+        bias = torch.randn(2, 1, 150, 150, device="cuda")
+        for shape in ((3, 150, 150), (1, 150, 150), (1, 3, 150, 150), (2, 3, 150, 150), (4, 1, 150, 150)):
+            for other in (None, bias):
+                if other is not None and len(shape) == 4 and shape[0] == 4:
+                    continue  # two numbers of groups
+                gain = torch.rand(shape, device="cuda", requires_grad=True)
+                inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+                out = torch.ops.violin.attention(*inputs, gain, other)
+                grads = torch.autograd.grad(out, [*inputs, gain], dout)
+                plain, lse = torch.ops.violin._attention_forward(q, k, v, gain.detach(), other, None, None)
+                expected = torch.ops.violin._attention_backward(dout, q, k, v, gain.detach(), other, None, plain, lse, None,
+                                                                [True, True, True, True, False, False])
+                check(torch.equal(out, plain), f"{dtype} {shape}: packed output")
+                check(all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(grads, expected)),
+                      f"{dtype} {shape}: packed gradients")
+                packed = torch.ops.violin._pack_gain(gain.detach(), q)
+                check(torch.equal(torch.ops.violin.attention(q, k, v, packed, other), plain), f"{dtype} {shape}: packed given")
+        torch.library.opcheck(torch.ops.violin._pack_gain.default, (torch.rand(3, 150, 150, device="cuda"), q))
+
+
+def other_threads():
+    """A thread that has not used the device before."""
+    q = torch.randn(5, 4, 197, 64, device="cuda").bfloat16()
+    gain = torch.rand(4, 197, 197, device="cuda")
+    torch.cuda.synchronize()
+    results = []
+
+    def once():
+        out, lse = torch.ops.violin._attention_forward(q, q, q, gain, None, None, None)
+        grads = torch.ops.violin._attention_backward(q, q, q, q, gain, None, None, out, lse, None,
+                                                     [True, True, True, True, False, False])
+        torch.cuda.synchronize()
+        results.append([out, lse, *grads[:4]])
+
+    once()
+    thread = threading.Thread(target=once)
+    thread.start()
+    thread.join()
+    check(len(results) == 2 and all(torch.equal(a, b) for a, b in zip(*results)), "another thread gives the same")
+
+
 def same_bits(repeat):
     """Runs beside other work of varying size on other streams."""
     torch.manual_seed(1)
@@ -281,7 +330,7 @@ def main():
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    for test in (cases_against_float64, packed_equals_views, lambda: same_bits(args.repeat), streams_and_graphs,
+    for test in (cases_against_float64, packed_equals_views, packed_gains, other_threads, lambda: same_bits(args.repeat), streams_and_graphs,
                  mask_against_float64, gradients_by_differences):
         try:
             test()

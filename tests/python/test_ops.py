@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 LIBRARY = os.environ.get("VIOLIN_OPS_LIBRARY")
 if not LIBRARY:
@@ -134,6 +135,36 @@ def check_operator(op, arguments):
         "test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"
     }  # fmt: skip
     assert all(result == "SUCCESS" for result in results.values()), results
+
+
+def test_packed_gain_without_a_device():
+    """On CUDA, beside 16 bits, the gain is packed for both passes: shapes and errors need no device."""
+    with FakeTensorMode():
+        for dtype, packed_type, size in ((torch.bfloat16, torch.int16, 4160), (torch.float16, torch.uint8, 8320)):
+            q = torch.empty(4, 3, 100, 64, dtype=dtype, device="cuda")
+            k = torch.empty(4, 3, 130, 64, dtype=dtype, device="cuda")
+            wide = torch.empty(4, 3, 100, 64, device="cuda")
+            for shape, packed_shape in (
+                ((1, 100, 130), (1, 1, 3, 2)),
+                ((3, 100, 130), (1, 3, 3, 2)),
+                ((2, 3, 100, 130), (2, 3, 3, 2)),
+            ):
+                packed = violin._pack_gain(torch.empty(shape, device="cuda"), q)
+                assert (packed.dtype, tuple(packed.shape)) == (packed_type, (*packed_shape, size))
+                out, lse = violin._attention_forward(q, k, k, packed, None, None, None)
+                need = [True, False, False, True, False, False]
+                grads = violin._attention_backward(q, q, k, k, packed, None, None, out, lse, None, need)
+                assert tuple(grads[3].shape) == (packed_shape[0], 3, 100, 130)
+                assert grads[3].dtype == torch.float32
+            with pytest.raises(ValueError, match="packed with shape .* expected what pack_gain made for these sizes"):
+                violin._attention_forward(q, q, q, packed, None, None, None)
+            with pytest.raises(TypeError, match="packed .* expected what pack_gain made for this type"):
+                violin._attention_forward(wide, wide, wide, packed, None, None, None)
+            with pytest.raises(TypeError, match="q is Float; expected float16 or bfloat16"):
+                violin._pack_gain(torch.empty(3, 100, 130, device="cuda"), wide)
+    q = torch.randn(1, 1, 64, 64).bfloat16()
+    with pytest.raises(TypeError, match="gain is packed .* on cpu"):
+        violin.attention(q, q, q, torch.zeros(1, 1, 1, 1, 4160, dtype=torch.int16))
 
 
 def test_opcheck_attention():

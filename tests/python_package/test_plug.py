@@ -458,6 +458,26 @@ def test_freezing_a_padded_grid():
     assert mask.kept_tables == 0  # the frozen ones were used
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_freezing_for_16_bits(device):
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    model = violin.plug(build("vit"), init="spread").eval().to(device)
+    x = images((32, 32)).to(device)
+    with torch.no_grad(), torch.autocast(device, torch.bfloat16):
+        expected = model(x)
+        expected_maps = violin.attention_maps(model, x, [0, 3])
+        violin.freeze(model, (32, 32), dtype=torch.bfloat16)
+        mask = model.blocks[0].attn.violin
+        assert mask.tables(model.patch_embed.grid_size, 1).packed == (device == "cuda")
+        assert torch.equal(model(x), expected)
+        torch.testing.assert_close(violin.attention_maps(model, x, [0, 3]), expected_maps)
+    violin.thaw(model)
+    assert not mask.tables(model.patch_embed.grid_size, 1).packed
+    with pytest.raises(violin.Error, match="dtype is torch.float64; expected torch.float16"):
+        violin.freeze(model, (32, 32), dtype=torch.float64)
+
+
 def test_newer_settings_of_tf32_are_understood(monkeypatch):
     from violin import plugging
 

@@ -36,7 +36,12 @@ struct Table {
   std::int64_t group = 0;
   std::int64_t head = 0;
   std::int64_t row = 0;
+  // A gain in the 16-bit form that GPU kernels read, [G or 1, h or 1, key tiles, query tiles] of kPackedBytes; `group`
+  // and `head` are 0 where there is one for all.
+  bool packed = false;
 };
+constexpr std::int64_t kPackedTile = 64;
+constexpr std::int64_t kPackedBytes = kPackedTile * kPackedTile * 2 + 128;
 
 struct AttentionShape {
   std::int64_t batch = 0;

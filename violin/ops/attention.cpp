@@ -6,6 +6,7 @@
 
 #include "violin/ops/attention_backend.h"
 #include "violin/ops/checks.h"
+#include "violin/ops/path.h"
 
 namespace violin::ops {
 namespace {
@@ -29,14 +30,42 @@ std::array<bool, n> needed(const AutogradContext* context, const variable_list& 
   return need;
 }
 
+// The gain as both passes read it. Kernels for 16 bits on CUDA want it packed, and keep half as much for the backward
+// pass.
+MaybeTensor gain_for(const at::Tensor& q, const MaybeTensor& gain) {
+  if (!gain || !gain->defined() || is_packed_gain(*gain) || !q.is_cuda() ||
+      !at::isReducedFloatingType(q.scalar_type()) || q.sym_size(-1) > kLargestFusedHead ||
+      choose_path(at::kCUDA) == Path::kReference) {
+    return gain;
+  }
+  return pack_gain(*gain, q);
+}
+
+// What the gradient of a gain that was packed has to become.
+void remember_form(AutogradContext* context, const MaybeTensor& gain, const MaybeTensor& taken) {
+  if (!taken || !taken->defined() || !is_packed_gain(*taken) || is_packed_gain(*gain)) return;
+  const TableForm form = form_of(*gain);
+  context->saved_data["gain"] =
+      std::vector<std::int64_t>{form.dim, form.one_group, form.one_head, static_cast<std::int64_t>(form.type)};
+}
+at::Tensor gain_gradient(AutogradContext* context, const at::Tensor& gradient) {
+  const auto found = context->saved_data.find("gain");
+  if (found == context->saved_data.end() || !gradient.defined()) return gradient;
+  const std::vector<std::int64_t> form = found->second.toIntVector();
+  return like_table(gradient, {form[0], form[1] != 0, form[2] != 0, static_cast<at::ScalarType>(form[3])});
+}
+
 struct Attention : torch::autograd::Function<Attention> {
   static variable_list forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                const MaybeTensor& gain, const MaybeTensor& bias, const MaybeTensor& gate,
                                std::optional<double> scale) {
     at::AutoDispatchBelowADInplaceOrView below;
-    auto [out, lse] = attention_forward(q, k, v, gain, bias, gate, scale);
-    context->save_for_backward({q, k, v, or_undefined(gain), or_undefined(bias), or_undefined(gate), out, lse});
+    check_attention(q, k, v, gain, bias, gate);
+    const MaybeTensor taken = gain_for(q, gain);
+    auto [out, lse] = attention_forward(q, k, v, taken, bias, gate, scale);
+    context->save_for_backward({q, k, v, or_undefined(taken), or_undefined(bias), or_undefined(gate), out, lse});
     context->saved_data["scale"] = scale;
+    remember_form(context, gain, taken);
     context->mark_non_differentiable({lse});
     return {out, lse};
   }
@@ -46,7 +75,7 @@ struct Attention : torch::autograd::Function<Attention> {
     auto [dq, dk, dv, dgain, dbias, dgate] = attention_backward(
         gradients[0], saved[0], saved[1], saved[2], or_nothing(saved[3]), or_nothing(saved[4]), or_nothing(saved[5]),
         saved[6], saved[7], context->saved_data["scale"].to<std::optional<double>>(), needed<6>(context, saved));
-    return {dq, dk, dv, dgain, dbias, dgate, at::Tensor()};
+    return {dq, dk, dv, gain_gradient(context, dgain), dbias, dgate, at::Tensor()};
   }
 };
 
@@ -55,10 +84,14 @@ struct AttentionQkv : torch::autograd::Function<AttentionQkv> {
                             const MaybeTensor& bias, const MaybeTensor& gate, std::optional<double> scale) {
     at::AutoDispatchBelowADInplaceOrView below;
     check_packed(qkv);
-    auto [out, lse] = attention_forward(unpack(qkv, 0), unpack(qkv, 1), unpack(qkv, 2), gain, bias, gate, scale);
+    const at::Tensor q = unpack(qkv, 0), k = unpack(qkv, 1), v = unpack(qkv, 2);
+    check_attention(q, k, v, gain, bias, gate);
+    const MaybeTensor taken = gain_for(q, gain);
+    auto [out, lse] = attention_forward(q, k, v, taken, bias, gate, scale);
     at::Tensor result = out.transpose(1, 2);
-    context->save_for_backward({qkv, or_undefined(gain), or_undefined(bias), or_undefined(gate), result, lse});
+    context->save_for_backward({qkv, or_undefined(taken), or_undefined(bias), or_undefined(gate), result, lse});
     context->saved_data["scale"] = scale;
+    remember_form(context, gain, taken);
     return result;
   }
 
@@ -68,7 +101,7 @@ struct AttentionQkv : torch::autograd::Function<AttentionQkv> {
         attention_qkv_backward(gradients[0].transpose(1, 2), saved[0], or_nothing(saved[1]), or_nothing(saved[2]),
                                or_nothing(saved[3]), saved[4].transpose(1, 2), saved[5],
                                context->saved_data["scale"].to<std::optional<double>>(), needed<4>(context, saved));
-    return {dqkv, dgain, dbias, dgate, at::Tensor()};
+    return {dqkv, gain_gradient(context, dgain), dbias, dgate, at::Tensor()};
   }
 };
 
@@ -140,9 +173,13 @@ at::Tensor empty_heads_meta(const at::Tensor& like) {
   return at::empty_symint({sizes[0], sizes[2], sizes[1], sizes[3]}, like.options()).transpose(1, 2);
 }
 
-at::Tensor empty_table_meta(bool need, const MaybeTensor& table) {
+at::Tensor empty_table_meta(bool need, const MaybeTensor& table, const AttentionSizes& sizes) {
   const at::Tensor like = or_undefined(table);
-  return need && like.defined() ? at::empty_symint(like.sym_sizes(), like.options()) : at::Tensor();
+  if (!need || !like.defined()) return {};
+  if (is_packed_gain(like)) {
+    return at::empty_symint({sizes.groups, sizes.heads, sizes.queries, sizes.keys}, like.options().dtype(at::kFloat));
+  }
+  return at::empty_symint(like.sym_sizes(), like.options());
 }
 
 Tensors2 forward_meta(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,
@@ -155,21 +192,20 @@ Tensors2 forward_meta(const at::Tensor& q, const at::Tensor& k, const at::Tensor
 Tensors6 backward_meta(const at::Tensor&, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        const MaybeTensor& gain, const MaybeTensor& bias, const MaybeTensor& gate, const at::Tensor&,
                        const at::Tensor&, std::optional<double>, std::array<bool, 6> need) {
-  check_attention(q, k, v, gain, bias, gate);
-  return {need[0] ? empty_heads_meta(q) : at::Tensor(),
-          need[1] ? empty_heads_meta(k) : at::Tensor(),
-          need[2] ? empty_heads_meta(v) : at::Tensor(),
-          empty_table_meta(need[3], gain),
-          empty_table_meta(need[4], bias),
-          empty_table_meta(need[5], gate)};
+  const AttentionSizes sizes = check_attention(q, k, v, gain, bias, gate);
+  return {need[0] ? empty_heads_meta(q) : at::Tensor(), need[1] ? empty_heads_meta(k) : at::Tensor(),
+          need[2] ? empty_heads_meta(v) : at::Tensor(), empty_table_meta(need[3], gain, sizes),
+          empty_table_meta(need[4], bias, sizes),       empty_table_meta(need[5], gate, sizes)};
 }
 
 Tensors4 qkv_backward_meta(const at::Tensor&, const at::Tensor& qkv, const MaybeTensor& gain, const MaybeTensor& bias,
                            const MaybeTensor& gate, const at::Tensor&, const at::Tensor&, std::optional<double>,
                            std::array<bool, 4> need) {
   check_packed(qkv);
-  return {need[0] ? at::empty_symint(qkv.sym_sizes(), qkv.options()) : at::Tensor(), empty_table_meta(need[1], gain),
-          empty_table_meta(need[2], bias), empty_table_meta(need[3], gate)};
+  const AttentionSizes sizes = check_attention(unpack(qkv, 0), unpack(qkv, 1), unpack(qkv, 2), gain, bias, gate);
+  return {need[0] ? at::empty_symint(qkv.sym_sizes(), qkv.options()) : at::Tensor(),
+          empty_table_meta(need[1], gain, sizes), empty_table_meta(need[2], bias, sizes),
+          empty_table_meta(need[3], gate, sizes)};
 }
 
 // The reference on devices that have no kernels.
@@ -202,6 +238,7 @@ TORCH_LIBRARY_IMPL(violin, CompositeExplicitAutograd, library) {
 }
 
 TORCH_LIBRARY_IMPL(violin, Meta, library) {
+  library.impl("_pack_gain", empty_packed);
   library.impl("_attention_forward", forward_meta);
   library.impl("_attention_backward", backward_meta);
   library.impl("_attention_qkv_backward", qkv_backward_meta);

@@ -32,15 +32,21 @@ at::Tensor empty_heads(const at::Tensor& like, at::IntArrayRef sizes) {
   return at::empty({sizes[0], sizes[2], sizes[1], sizes[3]}, like.options()).transpose(1, 2);
 }
 
-AttentionCall make_call(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,
-                        const MaybeTensor& bias, const MaybeTensor& gate, std::optional<double> scale) {
+AttentionCall make_call(const AttentionBackend& backend, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                        const MaybeTensor& gain, const MaybeTensor& bias, const MaybeTensor& gate,
+                        std::optional<double> scale) {
   const AttentionSizes sizes = check_attention(q, k, v, gain, bias, gate);
   const at::ScalarType type = accumulate_type(q.scalar_type());
   AttentionCall call;
   call.q = as_rows(q);
   call.k = as_rows(k);
   call.v = as_rows(v);
-  call.gain = kernel_table(gain, type);
+  const bool packed = gain && is_packed_gain(*gain);
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !packed || backend.takes_packed,
+      "violin::attention: gain is packed, and the reference path takes plain tables alone; unset "
+      "VIOLIN_PATH, or pass the table itself");
+  call.gain = packed ? *gain : kernel_table(gain, type);
   call.bias = kernel_table(bias, type);
   call.gate = kernel_table(gate, type);
   call.groups = sizes.groups.expect_int();
@@ -59,49 +65,44 @@ at::Tensor sum_in_order(const at::Tensor& tensor, std::int64_t dim) {
   return sum;
 }
 
-// [G,h,Nq,Nk] to the shape and type of the table.
-at::Tensor like_table(at::Tensor gradient, const at::Tensor& table) {
-  if (table.size(-3) == 1 && gradient.size(1) > 1) gradient = sum_in_order(gradient, 1);
-  const std::int64_t groups = table.dim() == 3 ? 1 : table.size(0);
-  if (groups == 1 && gradient.size(0) > 1) gradient = sum_in_order(gradient, 0);
-  return gradient.view(table.sizes()).to(table.scalar_type());
-}
-
 // Computes into the tensors that the call holds and shapes the gradients of the tables.
 std::array<at::Tensor, 3> run_backward(const AttentionBackend& backend, AttentionBackwardCall& call,
                                        const std::array<at::Tensor, 3>& tables, const std::array<bool, 3>& need) {
   const std::array<at::Tensor*, 3> raw = {&call.dgain, &call.dbias, &call.dgate};
   std::array<at::Tensor, 3> gradients;
+  const auto options = call.q.options().dtype(accumulate_type(call.q.scalar_type()));
+  const std::array<std::int64_t, 4> slices = {call.groups, call.q.size(1), call.q.size(2), call.k.size(2)};
   if (is_empty(call)) {
     for (at::Tensor* gradient : {&call.dq, &call.dk, &call.dv}) {
       if (gradient->defined()) gradient->zero_();
     }
     for (int i = 0; i < 3; ++i) {
-      if (need[i] && tables[i].defined()) gradients[i] = at::zeros(tables[i].sizes(), tables[i].options());
+      if (!need[i] || !tables[i].defined()) continue;
+      gradients[i] =
+          is_packed_gain(tables[i]) ? at::zeros(slices, options) : at::zeros(tables[i].sizes(), tables[i].options());
     }
     return gradients;
   }
-  const auto options = call.q.options().dtype(accumulate_type(call.q.scalar_type()));
   bool wanted = call.dq.defined() || call.dk.defined() || call.dv.defined();
   for (int i = 0; i < 3; ++i) {
     if (!need[i] || !tables[i].defined()) continue;
-    *raw[i] = at::empty({call.groups, call.q.size(1), call.q.size(2), call.k.size(2)}, options);
+    *raw[i] = at::empty(slices, options);
     wanted = true;
   }
   if (!wanted) return gradients;
   backend.backward(call);
   for (int i = 0; i < 3; ++i) {
-    if (raw[i]->defined()) gradients[i] = like_table(*raw[i], tables[i]);
+    if (raw[i]->defined()) gradients[i] = is_packed_gain(tables[i]) ? *raw[i] : like_table(*raw[i], form_of(tables[i]));
   }
   return gradients;
 }
 
-AttentionBackwardCall make_backward_call(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
-                                         const at::Tensor& v, const MaybeTensor& gain, const MaybeTensor& bias,
-                                         const MaybeTensor& gate, const at::Tensor& out, const at::Tensor& lse,
-                                         std::optional<double> scale) {
+AttentionBackwardCall make_backward_call(const AttentionBackend& backend, const at::Tensor& dout, const at::Tensor& q,
+                                         const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,
+                                         const MaybeTensor& bias, const MaybeTensor& gate, const at::Tensor& out,
+                                         const at::Tensor& lse, std::optional<double> scale) {
   AttentionBackwardCall call;
-  static_cast<AttentionCall&>(call) = make_call(q, k, v, gain, bias, gate, scale);
+  static_cast<AttentionCall&>(call) = make_call(backend, q, k, v, gain, bias, gate, scale);
   TORCH_CHECK_VALUE(dout.sizes() == q.sizes(), "violin::attention: dout has shape ", dout.sizes(), "; expected ",
                     q.sizes());
   TORCH_CHECK_VALUE(out.sizes() == q.sizes(), "violin::attention: out has shape ", out.sizes(), "; expected ",
@@ -125,6 +126,8 @@ kernels::MutableHeads mutable_heads(const at::Tensor& tensor) {
 
 kernels::Table table_view(const at::Tensor& table) {
   if (!table.defined()) return {};
+  if (is_packed_gain(table))
+    return {table.const_data_ptr(), table.size(0) == 1 ? 0 : 1, table.size(1) == 1 ? 0 : 1, 0, true};
   return {table.const_data_ptr(), table.size(0) == 1 ? 0 : table.stride(0), table.size(1) == 1 ? 0 : table.stride(1),
           table.stride(2)};
 }
@@ -149,6 +152,28 @@ void fill(Parameters& parameters, const AttentionCall& call) {
 
 }  // namespace
 
+at::Tensor empty_packed(const at::Tensor& gain, const at::Tensor& q) {
+  TORCH_CHECK_TYPE(at::isReducedFloatingType(q.scalar_type()), "violin::_pack_gain: q is ", q.scalar_type(),
+                   "; expected float16 or bfloat16");
+  TORCH_CHECK_VALUE(gain.dim() == 3 || gain.dim() == 4, "violin::_pack_gain: gain has shape ", gain.sym_sizes(),
+                    "; expected [heads or 1, queries, keys], with a group dimension in front or without");
+  const c10::SymInt groups = gain.dim() == 4 ? gain.sym_size(0) : c10::SymInt(1);
+  return at::empty_symint({groups, gain.sym_size(-3), packed_tiles(gain.sym_size(-1)), packed_tiles(gain.sym_size(-2)),
+                           packed_size(q.scalar_type())},
+                          q.options().dtype(packed_type(q.scalar_type())));
+}
+
+TableForm form_of(const at::Tensor& table) {
+  return {table.dim(), table.dim() == 3 || table.sym_size(0) == 1, table.sym_size(-3) == 1, table.scalar_type()};
+}
+
+at::Tensor like_table(at::Tensor gradient, const TableForm& form) {
+  if (form.one_head && gradient.size(1) > 1) gradient = sum_in_order(gradient, 1);
+  if (form.one_group && gradient.size(0) > 1) gradient = sum_in_order(gradient, 0);
+  if (form.dim == 3) gradient = gradient.squeeze(0);
+  return gradient.to(form.type);
+}
+
 kernels::DType kernel_type(at::ScalarType type) {
   switch (type) {
     case at::kDouble:
@@ -165,7 +190,7 @@ kernels::DType kernel_type(at::ScalarType type) {
 Tensors2 forward_with(const AttentionBackend& backend, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                       const MaybeTensor& gain, const MaybeTensor& bias, const MaybeTensor& gate,
                       std::optional<double> scale) {
-  AttentionCall call = make_call(q, k, v, gain, bias, gate, scale);
+  AttentionCall call = make_call(backend, q, k, v, gain, bias, gate, scale);
   call.out = empty_heads(q, q.sizes());
   call.lse = at::empty({q.size(0), q.size(1), q.size(2)}, q.options().dtype(accumulate_type(q.scalar_type())));
   if (is_empty(call)) {
@@ -181,7 +206,7 @@ Tensors6 backward_with(const AttentionBackend& backend, const at::Tensor& dout, 
                        const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain, const MaybeTensor& bias,
                        const MaybeTensor& gate, const at::Tensor& out, const at::Tensor& lse,
                        std::optional<double> scale, std::array<bool, 6> need) {
-  AttentionBackwardCall call = make_backward_call(dout, q, k, v, gain, bias, gate, out, lse, scale);
+  AttentionBackwardCall call = make_backward_call(backend, dout, q, k, v, gain, bias, gate, out, lse, scale);
   if (need[0]) call.dq = empty_heads(q, q.sizes());
   if (need[1]) call.dk = empty_heads(k, k.sizes());
   if (need[2]) call.dv = empty_heads(v, v.sizes());
@@ -195,8 +220,8 @@ Tensors4 qkv_backward_with(const AttentionBackend& backend, const at::Tensor& do
                            const at::Tensor& out, const at::Tensor& lse, std::optional<double> scale,
                            std::array<bool, 4> need) {
   check_packed(qkv);
-  AttentionBackwardCall call =
-      make_backward_call(dout, unpack(qkv, 0), unpack(qkv, 1), unpack(qkv, 2), gain, bias, gate, out, lse, scale);
+  AttentionBackwardCall call = make_backward_call(backend, dout, unpack(qkv, 0), unpack(qkv, 1), unpack(qkv, 2), gain,
+                                                  bias, gate, out, lse, scale);
   at::Tensor dqkv;
   if (need[0]) {
     // The three gradients are written where they belong.

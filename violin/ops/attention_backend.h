@@ -9,11 +9,17 @@ namespace violin::ops {
 
 kernels::DType kernel_type(at::ScalarType type);
 
+// Head dimensions above it use the reference on CUDA.
+constexpr std::int64_t kLargestFusedHead = 128;
+
+// Where the packed form of a gain [h or 1,Nq,Nk], with groups in front or without, goes.
+at::Tensor empty_packed(const at::Tensor& gain, const at::Tensor& q);
+
 // A checked call. Nothing in it is empty.
 struct AttentionCall {
   at::Tensor q, k, v;  // [B,h,N,d], unit stride in d
-  at::Tensor gain, bias,
-      gate;  // undefined, or [G or 1, h or 1, Nq, Nk] of accumulate_type with unit stride along the keys
+  // Undefined, or [G or 1, h or 1, Nq, Nk] of accumulate_type with unit stride along the keys; the gain may be packed.
+  at::Tensor gain, bias, gate;
   std::int64_t groups = 1;
   double scale = 1;
   at::Tensor out;  // [B,h,Nq,d]: filled by forward
@@ -30,7 +36,18 @@ struct AttentionBackwardCall : AttentionCall {
 struct AttentionBackend {
   void (*forward)(const AttentionCall&);
   void (*backward)(const AttentionBackwardCall&);
+  bool takes_packed = false;  // gains
 };
+
+// What a table was like before it was brought into a form for kernels, and a gradient [G,h,Nq,Nk] in its image.
+struct TableForm {
+  std::int64_t dim = 4;
+  bool one_group = false;
+  bool one_head = false;
+  at::ScalarType type = at::kFloat;
+};
+TableForm form_of(const at::Tensor& table);
+at::Tensor like_table(at::Tensor gradient, const TableForm& form);
 
 // The bodies of the three private operators for a backend.
 Tensors2 forward_with(const AttentionBackend& backend, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

@@ -11,8 +11,6 @@ namespace {
 
 namespace cuda = kernels::cuda;
 
-constexpr std::int64_t kLargestHead = 128;
-
 template <class Call>
 void run_kernels(const Call& call, cuda::Path asked) {
   const c10::DeviceGuard guard(call.q.device());
@@ -24,13 +22,29 @@ void run_kernels(const Call& call, cuda::Path asked) {
 
 template <cuda::Path asked>
 constexpr AttentionBackend kFused = {[](const AttentionCall& call) { run_kernels(call, asked); },
-                                     [](const AttentionBackwardCall& call) { run_kernels(call, asked); }};
+                                     [](const AttentionBackwardCall& call) { run_kernels(call, asked); }, true};
 
 // The kernels hold a head in registers and shared memory; larger ones than any vision model has go the long way.
 const AttentionBackend& backend(std::int64_t dim) {
   const Path path = choose_path(at::kCUDA);
-  if (path == Path::kReference || dim > kLargestHead) return kReferenceAttention;
+  if (path == Path::kReference || dim > kLargestFusedHead) return kReferenceAttention;
   return path == Path::kSm80 ? kFused<cuda::Path::kSm80> : kFused<cuda::Path::kSm90>;
+}
+
+at::Tensor pack(const at::Tensor& gain, const at::Tensor& q) {
+  const at::Tensor table = gain.dim() == 3 ? gain.unsqueeze(0) : gain;
+  at::Tensor wide = table.to(at::kFloat);
+  const bool distinct = (wide.size(0) == 1 || wide.stride(0) > 0) && (wide.size(1) == 1 || wide.stride(1) > 0);
+  if (!distinct || (wide.size(3) > 1 && wide.stride(3) != 1)) wide = wide.contiguous();
+  at::Tensor packed = empty_packed(gain, q);
+  if (packed.numel() == 0) return packed;
+  const c10::DeviceGuard guard(q.device());
+  const kernels::AttentionShape shape = {1, wide.size(1), wide.size(2), wide.size(3), 0, wide.size(0)};
+  const kernels::Table view = {wide.const_data_ptr(), wide.size(0) == 1 ? 0 : wide.stride(0),
+                               wide.size(1) == 1 ? 0 : wide.stride(1), wide.stride(2)};
+  check_launch(cuda::pack_gain(view, shape, kernel_type(q.scalar_type()), packed.mutable_data_ptr(), current_stream(q)),
+               "violin::_pack_gain");
+  return packed;
 }
 
 Tensors2 forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,
@@ -51,6 +65,7 @@ Tensors4 qkv_backward(const at::Tensor& dout, const at::Tensor& qkv, const Maybe
 }
 
 TORCH_LIBRARY_IMPL(violin, CUDA, library) {
+  library.impl("_pack_gain", pack);
   library.impl("_attention_forward", forward);
   library.impl("_attention_backward", backward);
   library.impl("_attention_qkv_backward", qkv_backward);

@@ -34,11 +34,41 @@ void check_heads(const char* name, const at::Tensor& tensor) {
                     " in its last dimension; expected 1 (a copy by .contiguous() has it; other strides are free)");
 }
 
+void check_groups(const char* name, const at::Tensor& table, AttentionSizes& sizes) {
+  const c10::SymInt groups = table.sym_size(0);
+  if (groups == 1) return;
+  TORCH_CHECK_VALUE(groups >= 1 && sizes.batch % groups == 0, "violin::attention: ", name, " has ", groups,
+                    " groups (shape ", table.sym_sizes(), "), which do not divide the batch of ", sizes.batch,
+                    "; image b uses table b mod G");
+  TORCH_CHECK_VALUE(sizes.groups == 1 || sizes.groups == groups, "violin::attention: ", name, " has ", groups,
+                    " groups and another table has ", sizes.groups, "; expected the same number, or one");
+  sizes.groups = groups;
+}
+
+void check_packed_gain(const char* name, const at::Tensor& table, const at::Tensor& q, const AttentionSizes& sizes) {
+  TORCH_CHECK_TYPE(std::string_view(name) == "gain" && (q.is_cuda() || q.is_meta()) &&
+                       at::isReducedFloatingType(q.scalar_type()) &&
+                       table.scalar_type() == packed_type(q.scalar_type()),
+                   "violin::attention: ", name, " is packed (", table.scalar_type(), ") beside q of ", q.scalar_type(),
+                   " on ", q.device(), "; expected what pack_gain made for this type and device");
+  TORCH_CHECK_VALUE((table.sym_size(1) == 1 || table.sym_size(1) == sizes.heads) &&
+                        table.sym_size(2) == packed_tiles(sizes.keys) &&
+                        table.sym_size(3) == packed_tiles(sizes.queries) &&
+                        table.sym_size(4) == packed_size(q.scalar_type()) && table.is_contiguous(),
+                    "violin::attention: ", name, " is packed with shape ", table.sym_sizes(), " beside q of shape ",
+                    q.sym_sizes(), " and ", sizes.keys, " keys; expected what pack_gain made for these sizes");
+}
+
 void check_table(const char* name, const MaybeTensor& maybe_table, const at::Tensor& q, AttentionSizes& sizes) {
   const at::Tensor table = or_undefined(maybe_table);
   if (!table.defined()) return;
   check_strided("attention", name, table);
   check_device("attention", name, table, "q", q);
+  if (is_packed_gain(table)) {
+    check_packed_gain(name, table, q, sizes);
+    check_groups(name, table, sizes);
+    return;
+  }
   TORCH_CHECK_TYPE(at::isFloatingType(table.scalar_type()), "violin::attention: ", name, " is ", table.scalar_type(),
                    "; expected a floating-point table (float32, or float64 beside float64)");
   const auto describe = [&] {
@@ -51,15 +81,7 @@ void check_table(const char* name, const MaybeTensor& maybe_table, const at::Ten
   TORCH_CHECK_VALUE(table.dim() == 3 || table.dim() == 4, describe());
   TORCH_CHECK_VALUE(table.sym_size(-3) == 1 || table.sym_size(-3) == sizes.heads, describe());
   TORCH_CHECK_VALUE(table.sym_size(-2) == sizes.queries && table.sym_size(-1) == sizes.keys, describe());
-  if (table.dim() == 3) return;
-  const c10::SymInt groups = table.sym_size(0);
-  if (groups == 1) return;
-  TORCH_CHECK_VALUE(groups >= 1 && sizes.batch % groups == 0, "violin::attention: ", name, " has ", groups,
-                    " groups (shape ", table.sym_sizes(), "), which do not divide the batch of ", sizes.batch,
-                    "; image b uses table b mod G");
-  TORCH_CHECK_VALUE(sizes.groups == 1 || sizes.groups == groups, "violin::attention: ", name, " has ", groups,
-                    " groups and another table has ", sizes.groups, "; expected the same number, or one");
-  sizes.groups = groups;
+  if (table.dim() == 4) check_groups(name, table, sizes);
 }
 
 }  // namespace
@@ -89,6 +111,16 @@ AttentionSizes check_attention(const at::Tensor& q, const at::Tensor& k, const a
   return sizes;
 }
 
+bool is_packed_gain(const at::Tensor& gain) {
+  return gain.dim() == 5 && at::isIntegralType(gain.scalar_type(), false);
+}
+at::ScalarType packed_type(at::ScalarType q) {
+  return q == at::kBFloat16 ? at::kShort : at::kByte;
+}
+std::int64_t packed_size(at::ScalarType q) {
+  return kernels::kPackedBytes / static_cast<std::int64_t>(c10::elementSize(packed_type(q)));
+}
+
 void check_packed(const at::Tensor& qkv) {
   TORCH_CHECK_VALUE(qkv.dim() == 5 && qkv.sym_size(2) == 3, "violin::attention_qkv: qkv has shape ", qkv.sym_sizes(),
                     "; expected [batch, tokens, 3, heads, dim]");
@@ -97,6 +129,8 @@ void check_packed(const at::Tensor& qkv) {
 void check_rows(const at::Tensor& q, const at::Tensor& k, const at::Tensor& lse, const at::Tensor& rows,
                 const MaybeTensor& gain, const MaybeTensor& bias, const MaybeTensor& gate) {
   const AttentionSizes sizes = check_attention(q, k, k, gain, bias, gate);
+  TORCH_CHECK_TYPE(!gain || !gain->defined() || !is_packed_gain(*gain),
+                   "violin::attention_rows: gain is packed; expected the table itself");
   check_device("attention_rows", "lse", lse, "q", q);
   TORCH_CHECK_TYPE(lse.scalar_type() == accumulate_type(q.scalar_type()), "violin::attention_rows: lse is ",
                    lse.scalar_type(), " beside q of ", q.scalar_type(), "; expected what attention_with_lse returned");

@@ -6,6 +6,7 @@
 
 #include <optional>
 
+#include "violin/kernels/attention.h"
 #include "violin/ops/ops.h"
 
 namespace violin::ops {
@@ -19,6 +20,15 @@ struct AttentionSizes {
 // Throws unless q [B,h,Nq,d], k and v [B,h,Nk,d] and the tables [G or nothing, h or 1, Nq, Nk] fit together.
 AttentionSizes check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,
                                const MaybeTensor& bias, const MaybeTensor& gate);
+
+// Whether a gain is one that pack_gain made: integers [G or 1, h or 1, key tiles, query tiles, one tile's].
+bool is_packed_gain(const at::Tensor& gain);
+// The type of its integers beside q of this type, so that one form is not taken for the other, and their number.
+at::ScalarType packed_type(at::ScalarType q);
+std::int64_t packed_size(at::ScalarType q);
+inline c10::SymInt packed_tiles(const c10::SymInt& tokens) {
+  return (tokens + (kernels::kPackedTile - 1)) / kernels::kPackedTile;
+}
 
 // Throws unless qkv is [B,N,3,h,d]; what is inside is checked when it is taken apart.
 void check_packed(const at::Tensor& qkv);

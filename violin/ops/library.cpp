@@ -30,6 +30,7 @@ TORCH_LIBRARY(violin, library) {
   library.def("decay_mask(" VIOLIN_MASK ") -> Tensor", tags);
   library.def("curve_ranks(str curves, int[] grid, *, Device? device=None) -> Tensor", tags);
 
+  library.def("_pack_gain(Tensor gain, Tensor q) -> Tensor", tags);
   library.def("_attention_forward(" VIOLIN_QKV ", " VIOLIN_TABLES_AND_SCALE ") -> (Tensor, Tensor)", tags);
   library.def("_attention_backward(Tensor dout, " VIOLIN_QKV
               ", Tensor? gain, Tensor? bias, Tensor? gate, Tensor out, Tensor lse, float? scale, bool[6] need) -> "
@@ -48,7 +49,7 @@ TORCH_LIBRARY(violin, library) {
 
 // Differentiating one of these is a second derivative, or a derivative of attention weights: an error that names them.
 TORCH_LIBRARY_IMPL(violin, Autograd, library) {
-  for (const char* name : {"_attention_forward", "_attention_backward", "_attention_qkv_backward",
+  for (const char* name : {"_pack_gain", "_attention_forward", "_attention_backward", "_attention_qkv_backward",
                            "_decay_mask_forward", "_decay_mask_backward", "attention_rows"}) {
     library.impl(name, torch::autograd::autogradNotImplementedFallback());
   }
@@ -96,6 +97,10 @@ at::Tensor curve_ranks(const std::string& curves, at::IntArrayRef grid) {
   static const auto op =
       find<at::Tensor(c10::string_view, at::IntArrayRef, std::optional<at::Device>)>("violin::curve_ranks");
   return op.call(curves, grid, std::nullopt);
+}
+
+at::Tensor pack_gain(const at::Tensor& gain, const at::Tensor& q) {
+  VIOLIN_CALL(pack_gain, "_pack_gain", gain, q);
 }
 
 Tensors2 attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,

@@ -14,6 +14,11 @@ using Tensors3 = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using Tensors4 = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 using Tensors6 = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
+// A gain in the 16-bit form that the kernels of q's device and type read, on CUDA beside float16 and bfloat16: half as
+// large, and made once for the forward and the backward pass. Below, it can stand in the place of the gain; its
+// gradient is then [G,h,Nq,Nk], with a slice for every group and head.
+at::Tensor pack_gain(const at::Tensor& gain, const at::Tensor& q);
+
 // out [B,h,Nq,d] and the log-sum-exp [B,h,Nq].
 Tensors2 attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,
                            const MaybeTensor& bias, const MaybeTensor& gate, std::optional<double> scale);

@@ -25,6 +25,9 @@ std::size_t scratch_bytes(const AttentionBackward& p, Path path);
 cudaError_t launch(const AttentionForward& p, Path path, void* scratch, cudaStream_t stream);
 cudaError_t launch(const AttentionBackward& p, Path path, void* scratch, cudaStream_t stream);
 
+// Brings a float table into its packed form beside float16 or bfloat16, in both of which it can stand for a gain.
+cudaError_t pack_gain(const Table& gain, const AttentionShape& s, DType dtype, void* to, cudaStream_t stream);
+
 // Whether the Hopper kernels themselves would be used for these parameters on kSm90.
 bool has_sm90_kernel(const AttentionForward& p);
 bool has_sm90_kernel(const AttentionBackward& p);

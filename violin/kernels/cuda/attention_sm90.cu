@@ -57,12 +57,25 @@ Encode find_encode() {
   return reinterpret_cast<Encode>(function);
 }
 
+// The driver's functions want a current context, which a thread has only once it has used the runtime.
+cudaError_t use_context() {
+  thread_local int used = -1;
+  int device = 0;
+  cudaError_t e = cudaGetDevice(&device);
+  if (e == cudaSuccess && device != used) {
+    e = cudaSetDevice(device);
+    if (e == cudaSuccess) used = device;
+  }
+  return e;
+}
+
 // Boxes of 64 rows and 64 columns of x [B,h,rows,d].
 template <class H>
 cudaError_t make_map(CUtensorMap& map, const H& x, const AttentionShape& s, std::int64_t rows, DType dtype) {
   static const Encode encode = find_encode();
   if (x.data == nullptr) return cudaSuccess;  // a gradient that nobody wants
   if (encode == nullptr) return cudaErrorNotSupported;
+  if (const cudaError_t e = use_context(); e != cudaSuccess) return e;
   const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(s.dim), static_cast<cuuint64_t>(rows),
                                static_cast<cuuint64_t>(s.heads), static_cast<cuuint64_t>(s.batch)};
   // The stride of a dimension of size 1 is never used, but must be valid.

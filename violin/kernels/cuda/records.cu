@@ -1,6 +1,8 @@
 // Makes the records of a gain table.
 #include "violin/kernels/cuda/records.cuh"
 
+#include "violin/kernels/cuda/attention.h"
+
 #include <cfloat>
 
 namespace violin::kernels::cuda {
@@ -91,6 +93,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+std::int64_t record_groups(const Table& gain, const AttentionShape& s) {
+  return gain.group == 0 ? 1 : s.groups;
+}
 std::int64_t record_heads(const Table& gain, const AttentionShape& s) {
   return gain.head == 0 ? 1 : s.heads;
 }
@@ -98,8 +103,8 @@ std::int64_t record_heads(const Table& gain, const AttentionShape& s) {
 }  // namespace
 
 std::size_t record_bytes(const Table& gain, const AttentionShape& s) {
-  if (gain.data == nullptr) return 0;
-  return align256(static_cast<std::size_t>(s.groups * record_heads(gain, s) * ceil_div(s.queries, kTile) *
+  if (gain.data == nullptr || gain.packed) return 0;
+  return align256(static_cast<std::size_t>(record_groups(gain, s) * record_heads(gain, s) * ceil_div(s.queries, kTile) *
                                            ceil_div(s.keys, kTile)) *
                   kRecordBytes);
 }
@@ -107,14 +112,22 @@ std::size_t record_bytes(const Table& gain, const AttentionShape& s) {
 cudaError_t make_records(const Table& gain, const AttentionShape& s, DType dtype, void* data, Records& records,
                          cudaStream_t stream) {
   if (gain.data == nullptr || s.queries == 0 || s.keys == 0) return cudaSuccess;
+  const std::int64_t groups = record_groups(gain, s);
   const std::int64_t heads = record_heads(gain, s);
   unsigned char* to = static_cast<unsigned char*>(data);
-  records = {to, static_cast<int>(heads)};
-  const std::int64_t blocks = s.groups * heads * ceil_div(s.queries, kTile) * ceil_div(s.keys, kTile);
+  records = {gain.packed ? static_cast<const unsigned char*>(gain.data) : to, static_cast<int>(groups),
+             static_cast<int>(heads)};
+  if (gain.packed) return cudaSuccess;
+  const std::int64_t blocks = groups * heads * ceil_div(s.queries, kTile) * ceil_div(s.keys, kTile);
   const auto kernel = dtype == DType::kFloat16 ? records_kernel<__half> : records_kernel<__nv_bfloat16>;
   kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(gain, heads, static_cast<int>(s.queries),
                                                                  static_cast<int>(s.keys), to);
   return cudaGetLastError();
+}
+
+cudaError_t pack_gain(const Table& gain, const AttentionShape& s, DType dtype, void* to, cudaStream_t stream) {
+  Records records;
+  return make_records(gain, s, dtype, to, records, stream);
 }
 
 }  // namespace violin::kernels::cuda

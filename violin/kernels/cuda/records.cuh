@@ -18,15 +18,17 @@ constexpr int kTile = 64;
 constexpr int kTileBytes = kTile * kTile * 2;
 constexpr int kRangeCopies = 16;  // of base and slope, so that a lane can have one for itself
 constexpr int kRecordBytes = kTileBytes + 8 * kRangeCopies;
+static_assert(kTile == kPackedTile && kRecordBytes == kPackedBytes);
 
 // All records of a call. Nothing here is owned.
 struct Records {
-  const unsigned char* data = nullptr;  // [G, h or 1, key tile, query tile]
-  int heads = 0;                        // 1 where the table has no heads
+  const unsigned char* data = nullptr;  // [groups, heads, key tile, query tile]
+  int groups = 0;                       // 1 where the table has none
+  int heads = 0;                        // 1 where the table has none
 
   __device__ __forceinline__ const unsigned char* at(std::int64_t g, int h, int query_tiles, int key_tiles,
                                                      int query_tile, int key_tile) const {
-    const std::int64_t slice = g * heads + (heads == 1 ? 0 : h);
+    const std::int64_t slice = (groups == 1 ? 0 : g) * heads + (heads == 1 ? 0 : h);
     return data + ((slice * key_tiles + key_tile) * query_tiles + query_tile) * kRecordBytes;
   }
 };
@@ -54,7 +56,8 @@ __device__ __forceinline__ float widen(std::uint32_t pair, bool upper) {
   }
 }
 
-// Bytes that the records of a table take: 0 without one.
+// Bytes that the records of a table take: 0 without one, or where the table is packed, which means that it consists of
+// them.
 std::size_t record_bytes(const Table& gain, const AttentionShape& s);
 // Writes them to `data` and says where they are; without a table there are none.
 cudaError_t make_records(const Table& gain, const AttentionShape& s, DType dtype, void* data, Records& records,
