@@ -30,15 +30,16 @@ std::array<bool, n> needed(const AutogradContext* context, const variable_list& 
   return need;
 }
 
-// The gain as both passes read it. Kernels for 16 bits on CUDA want it packed, and keep half as much for the backward
-// pass.
-MaybeTensor gain_for(const at::Tensor& q, const MaybeTensor& gain) {
+// The gain as both passes read it. Kernels for 16 bits on CUDA want it packed, and half as much is kept for the
+// backward pass.
+MaybeTensor gain_for(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,
+                     const MaybeTensor& bias, const MaybeTensor& gate) {
   if (!gain || !gain->defined() || is_packed_gain(*gain) || !q.is_cuda() ||
-      !at::isReducedFloatingType(q.scalar_type()) || q.sym_size(-1) > kLargestFusedHead ||
-      choose_path(at::kCUDA) == Path::kReference) {
+      !at::isReducedFloatingType(q.scalar_type()) || choose_path(at::kCUDA) == Path::kReference) {
     return gain;
   }
-  return pack_gain(*gain, q);
+  check_attention(q, k, v, gain, bias, gate);
+  return q.sym_size(-1) <= kLargestFusedHead ? pack_gain(*gain, q) : gain;
 }
 
 // What the gradient of a gain that was packed has to become.
@@ -60,8 +61,7 @@ struct Attention : torch::autograd::Function<Attention> {
                                const MaybeTensor& gain, const MaybeTensor& bias, const MaybeTensor& gate,
                                std::optional<double> scale) {
     at::AutoDispatchBelowADInplaceOrView below;
-    check_attention(q, k, v, gain, bias, gate);
-    const MaybeTensor taken = gain_for(q, gain);
+    const MaybeTensor taken = gain_for(q, k, v, gain, bias, gate);
     auto [out, lse] = attention_forward(q, k, v, taken, bias, gate, scale);
     context->save_for_backward({q, k, v, or_undefined(taken), or_undefined(bias), or_undefined(gate), out, lse});
     context->saved_data["scale"] = scale;
@@ -85,8 +85,7 @@ struct AttentionQkv : torch::autograd::Function<AttentionQkv> {
     at::AutoDispatchBelowADInplaceOrView below;
     check_packed(qkv);
     const at::Tensor q = unpack(qkv, 0), k = unpack(qkv, 1), v = unpack(qkv, 2);
-    check_attention(q, k, v, gain, bias, gate);
-    const MaybeTensor taken = gain_for(q, gain);
+    const MaybeTensor taken = gain_for(q, k, v, gain, bias, gate);
     auto [out, lse] = attention_forward(q, k, v, taken, bias, gate, scale);
     at::Tensor result = out.transpose(1, 2);
     context->save_for_backward({qkv, or_undefined(taken), or_undefined(bias), or_undefined(gate), result, lse});

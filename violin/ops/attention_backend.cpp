@@ -41,7 +41,7 @@ AttentionCall make_call(const AttentionBackend& backend, const at::Tensor& q, co
   call.q = as_rows(q);
   call.k = as_rows(k);
   call.v = as_rows(v);
-  const bool packed = gain && is_packed_gain(*gain);
+  const bool packed = gain && gain->defined() && is_packed_gain(*gain);
   TORCH_CHECK_NOT_IMPLEMENTED(
       !packed || backend.takes_packed,
       "violin::attention: gain is packed, and the reference path takes plain tables alone; unset "
