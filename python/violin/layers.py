@@ -285,6 +285,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, tables: Tables, scale: float | None
         return (out + tables.after @ v.to(tables.after.dtype)).to(out.dtype)
 
 
+_LARGEST_FUSED_HEAD = 128  # above it GPUs take the reference, which reads plain tables alone
+
 _HOOKS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
@@ -301,6 +303,7 @@ class _Masked(nn.Module):
 
     violin: ViolinMask | None
     num_heads: int
+    head_dim: int
 
     def _set_up(self, mask: ViolinMask | None, grids: GridRecorder, name: str) -> None:
         self.violin = mask
@@ -324,13 +327,17 @@ class _Masked(nn.Module):
         """The grid of the next calls, where no patch embedding tells it."""
         self._grids.record(height, width)
 
-    def _tables(self, tokens: int, attn_mask: Tensor | None, is_causal: bool, like: Tensor) -> Tables:
+    def _tables(
+        self, tokens: int, attn_mask: Tensor | None, is_causal: bool, like: Tensor, weights: bool = False
+    ) -> Tables:
+        """weights: those of the softmax are wanted, not the product with v alone."""
         tables = Tables()
         if self.violin is not None:
             grid = self._grids.lookup(tokens, self.name)
             tables = self._grids.tables(self.violin, grid)
-            if tables.packed and (self.training or self._request is not None or self.want_map):
-                tables = self.violin.plain_tables(grid, self._grids.prefix)  # weights themselves are wanted
+            weights = weights or self.training or self._request is not None
+            if tables.packed and (weights or self.head_dim > _LARGEST_FUSED_HEAD):
+                tables = self.violin.plain_tables(grid, self._grids.prefix)
         bias = _as_bias(attn_mask, is_causal, tokens, like)
         if bias is None:
             return tables
@@ -443,7 +450,7 @@ class Attention(_Masked):
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Any:
         batch, tokens, _ = x.shape
         packed = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, self.head_dim)
-        tables = self._tables(tokens, attn_mask, is_causal, x)
+        tables = self._tables(tokens, attn_mask, is_causal, x, self._wants_map())
         rate = self.attn_drop.p if self.training and isinstance(self.attn_drop, nn.Dropout) else 0.0
         plain = isinstance(self.q_norm, nn.Identity) and isinstance(self.k_norm, nn.Identity)
         if plain and rate == 0 and tables.after is None and self._request is None and not self._wants_map():
@@ -529,7 +536,7 @@ class MultiheadAttention(_Masked):
         if attn_mask is not None and attn_mask.dim() == 3:
             attn_mask = attn_mask.view(batch, self.num_heads, tokens, tokens)
         # is_causal is a hint about attn_mask, as in torch
-        tables = self._tables(tokens, attn_mask, False, x)
+        tables = self._tables(tokens, attn_mask, False, x, need_weights)
         rate = self.dropout if self.training else 0.0
         weights = None
         if rate == 0 and tables.after is None and self._request is None and not need_weights:

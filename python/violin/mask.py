@@ -28,6 +28,7 @@ class Tables(NamedTuple):
     after: Tensor | None = None
 
     def heads(self, index: Tensor) -> Tables:
+        assert not self.packed, "a packed gain has tiles where heads would be"
         return Tables(*(None if table is None else table.index_select(-3, index) for table in self))
 
     @property
@@ -41,7 +42,7 @@ class Tables(NamedTuple):
 
     def pack(self, dtype: torch.dtype | None) -> Tables:
         """The gain in that form beside q, k, v of this type; elsewhere than on a GPU as it is."""
-        if dtype is None or self.gain is None or not self.gain.is_cuda:
+        if dtype is None or self.gain is None or not self.gain.is_cuda or not ops.packs_gains():
             return self
         return self._replace(gain=ops.pack_gain(self.gain, dtype))
 
@@ -174,7 +175,7 @@ class ViolinMask(nn.Module):
         self._given: Tables | None = None  # while compiled code is traced: made with those of other layers
         self._kept: dict[tuple[int, int, int], tuple[_State, Tables]] = {}
         self._frozen: dict[tuple[int, int, int], Tables] = {}
-        self._frozen_dtype: torch.dtype | None = None
+        self._frozen_types: dict[tuple[int, int, int], torch.dtype | None] = {}  # what freeze() was given
         self._thawed: dict[str, bool] = {}  # what required a gradient before freeze()
 
         count, masked, axes = len(self.curve_names), len(self.masked_heads), 1
@@ -431,20 +432,21 @@ class ViolinMask(nn.Module):
     def freeze(self, grid: Sequence[int], prefix: int = 0, dtype: torch.dtype | None = None) -> None:
         """Tables for this grid are made now and are constants from here on, in compiled code too; parameters need no
         gradient. For inference: nothing is rebuilt or checked. With a 16-bit ``dtype``, that of q, k and v (autocast's
-        where it is on), the gain on a GPU is kept in the form that the kernels read, half as large, for this type alone."""
+        where it is on), the gain on a GPU is kept in the form that the kernels read, about half as large for long sequences, for this type alone."""
         if dtype not in (None, torch.float16, torch.bfloat16):
             raise Error(f"freeze: dtype is {dtype}; expected torch.float16, torch.bfloat16 or None")
-        self._frozen_dtype = dtype
         if not self._frozen:
             self._thawed = {name: parameter.requires_grad for name, parameter in self.named_parameters()}
         self.requires_grad_(False)
-        self._frozen[(int(grid[0]), int(grid[1]), int(prefix))] = self._built_plainly(grid, prefix).pack(dtype)
+        key = (int(grid[0]), int(grid[1]), int(prefix))
+        self._frozen[key] = self._built_plainly(grid, prefix).pack(dtype)
+        self._frozen_types[key] = dtype
 
     def thaw(self) -> None:
         """Undoes freeze()."""
         for name, needed in self._thawed.items():
             getattr(self, name).requires_grad_(needed)
-        self._thawed, self._frozen = {}, {}
+        self._thawed, self._frozen, self._frozen_types = {}, {}, {}
         self.drop_tables()
 
     @property
@@ -479,7 +481,7 @@ class ViolinMask(nn.Module):
     def _changed(self) -> None:
         self.drop_tables()
         for key in list(self._frozen):
-            self._frozen[key] = self._built_plainly(key[:2], key[2]).pack(self._frozen_dtype)
+            self._frozen[key] = self._built_plainly(key[:2], key[2]).pack(self._frozen_types.get(key))
 
     def train(self, mode: bool = True) -> ViolinMask:
         super().train(mode)
@@ -502,6 +504,12 @@ class ViolinMask(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": {}, "_given": None}  # a copy or a pickle makes its own
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("_frozen_types", {})
+        if any(tables.packed and not cast(Tensor, tables.gain).is_cuda for tables in self._frozen.values()):
+            self._changed()  # packed on a GPU and loaded elsewhere
 
     def extra_repr(self) -> str:
         kind = "rate" if self.config.uses_rate else "sigmoid"

@@ -71,10 +71,15 @@ def attention_qkv(
     return torch.ops.violin.attention_qkv(qkv, gain, bias, gate, scale)
 
 
+def packs_gains() -> bool:
+    """Whether this build has the kernels that read packed gains."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key("violin::_pack_gain", "CUDA")
+
+
 def pack_gain(gain: Tensor, dtype: torch.dtype) -> Tensor:
-    """A gain on a GPU in the 16-bit form that the kernels read beside q, k, v of this type (float16 or bfloat16): half as
-    large, and what the attention operators otherwise make of it in each call. It can be their ``gain``, without gradient.
-    """
+    """A gain on a GPU in the 16-bit form that the kernels read beside q, k, v of this type (float16 or bfloat16): about
+    half as large for long sequences, and what the attention operators otherwise make of it in each call. It can be their
+    ``gain``, without gradient."""
     return torch.ops.violin._pack_gain(gain, gain.new_empty((), dtype=dtype))
 
 

@@ -417,7 +417,8 @@ def freeze(
 ) -> nn.Module:
     """Tables for images of this size (the model's own unless given) are made now and are constants, in compiled code too;
     mask parameters need no gradient. For inference. With a 16-bit ``dtype``, that of q, k and v (autocast's where it is
-    on), gains on a GPU are kept in the form that the kernels read, half as large, for this type alone.
+    on), gains on a GPU are kept in the form that the kernels read, about half as large for long sequences, for this type
+    alone.
     ``violin.thaw(model)`` undoes it."""
     structure = find(model)
     grid = _patch_grid(structure, image_size)

@@ -65,9 +65,11 @@ class Kernels:
                      "decay_mask_backward_scratch"):
             getattr(self.lib, name).restype = ctypes.c_size_t
 
-    def _run(self, name, p, *path):
+    def _run(self, name, p, *path, poison=False):
         size = getattr(self.lib, name + "_scratch")(ctypes.byref(p), *path)
         scratch = torch.empty(max(size, 1), dtype=torch.uint8, device="cuda")
+        if poison:
+            scratch.fill_(255)  # numbers that are none
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         error = getattr(self.lib, name)(ctypes.byref(p), *path, ctypes.c_void_p(scratch.data_ptr()), stream)
         if error:
@@ -88,7 +90,7 @@ class Kernels:
 
     def backward(self, q, k, v, out, lse, dout, gain=None, bias=None, gate=None, scale=None, path=90, need=(1,) * 6,
                  poison=True):
-        """poison: what is not written stays NaN; filling takes time that a bench should not count."""
+        """poison: scratch and what is not written are NaN; filling takes time that a bench should not count."""
         B, h, nq, d = q.shape
         nk = k.size(2)
         groups = next((t.size(0) for t in (gain, bias, gate) if t is not None), 1)
@@ -105,7 +107,7 @@ class Kernels:
                      heads(out), heads(dout), lse.data_ptr(), table(gain), table(bias), table(gate),
                      *(heads(g) for g in grads), *(pointer(t) for t in tables))
         self.used_sm90 = path == 90 and bool(self.lib.attention_backward_uses_sm90(ctypes.byref(p)))
-        self._run("attention_backward", p, path)
+        self._run("attention_backward", p, path, poison=poison)
         return (*grads, *tables)
 
     def _mask(self, ranks, log_decay, weight, prefix, prefix_decay, log_space):

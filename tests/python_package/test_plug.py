@@ -1,6 +1,7 @@
 """plug and unplug: identity, weights in place, grids, errors that name the module, attention maps."""
 
 import copy
+import io
 import json
 import pickle
 import sys
@@ -472,6 +473,15 @@ def test_freezing_for_16_bits(device):
         assert mask.tables(model.patch_embed.grid_size, 1).packed == (device == "cuda")
         assert torch.equal(model(x), expected)
         torch.testing.assert_close(violin.attention_maps(model, x, [0, 3]), expected_maps)
+    copied = pickle.loads(pickle.dumps(model))
+    with torch.no_grad(), torch.autocast(device, torch.bfloat16):
+        assert torch.equal(copied(x), expected)
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    elsewhere = torch.load(buffer, map_location="cpu", weights_only=False)
+    with torch.no_grad():
+        assert elsewhere(x.cpu()).isfinite().all()  # not packed there
     violin.thaw(model)
     assert not mask.tables(model.patch_embed.grid_size, 1).packed
     with pytest.raises(violin.Error, match="dtype is torch.float64; expected torch.float16"):

@@ -30,22 +30,29 @@ std::array<bool, n> needed(const AutogradContext* context, const variable_list& 
   return need;
 }
 
-// The gain as both passes read it. Kernels for 16 bits on CUDA want it packed, and half as much is kept for the
-// backward pass.
-MaybeTensor gain_for(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,
-                     const MaybeTensor& bias, const MaybeTensor& gate) {
-  if (!gain || !gain->defined() || is_packed_gain(*gain) || !q.is_cuda() ||
+#ifdef VIOLIN_HAVE_CUDA
+constexpr bool kHaveCuda = true;
+#else
+constexpr bool kHaveCuda = false;
+#endif
+
+// The gain as both passes read it. Kernels for 16 bits on CUDA want it packed, and less is kept for the backward pass.
+at::Tensor gain_for(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,
+                    const MaybeTensor& bias, const MaybeTensor& gate) {
+  const at::Tensor table = or_undefined(gain);
+  if (!kHaveCuda || !table.defined() || is_packed_gain(table) || !q.is_cuda() ||
       !at::isReducedFloatingType(q.scalar_type()) || choose_path(at::kCUDA) == Path::kReference) {
-    return gain;
+    return table;
   }
   check_attention(q, k, v, gain, bias, gate);
-  return q.sym_size(-1) <= kLargestFusedHead ? pack_gain(*gain, q) : gain;
+  return q.sym_size(-1) <= kLargestFusedHead ? pack_gain(table, q) : table;
 }
 
 // What the gradient of a gain that was packed has to become.
-void remember_form(AutogradContext* context, const MaybeTensor& gain, const MaybeTensor& taken) {
-  if (!taken || !taken->defined() || !is_packed_gain(*taken) || is_packed_gain(*gain)) return;
-  const TableForm form = form_of(*gain);
+void remember_form(AutogradContext* context, const MaybeTensor& gain, const at::Tensor& taken) {
+  const at::Tensor table = or_undefined(gain);
+  if (!taken.defined() || !is_packed_gain(taken) || is_packed_gain(table)) return;
+  const TableForm form = form_of(table);
   context->saved_data["gain"] =
       std::vector<std::int64_t>{form.dim, form.one_group, form.one_head, static_cast<std::int64_t>(form.type)};
 }
@@ -61,9 +68,9 @@ struct Attention : torch::autograd::Function<Attention> {
                                const MaybeTensor& gain, const MaybeTensor& bias, const MaybeTensor& gate,
                                std::optional<double> scale) {
     at::AutoDispatchBelowADInplaceOrView below;
-    const MaybeTensor taken = gain_for(q, k, v, gain, bias, gate);
-    auto [out, lse] = attention_forward(q, k, v, taken, bias, gate, scale);
-    context->save_for_backward({q, k, v, or_undefined(taken), or_undefined(bias), or_undefined(gate), out, lse});
+    const at::Tensor taken = gain_for(q, k, v, gain, bias, gate);
+    auto [out, lse] = attention_forward(q, k, v, or_nothing(taken), bias, gate, scale);
+    context->save_for_backward({q, k, v, taken, or_undefined(bias), or_undefined(gate), out, lse});
     context->saved_data["scale"] = scale;
     remember_form(context, gain, taken);
     context->mark_non_differentiable({lse});
@@ -85,10 +92,10 @@ struct AttentionQkv : torch::autograd::Function<AttentionQkv> {
     at::AutoDispatchBelowADInplaceOrView below;
     check_packed(qkv);
     const at::Tensor q = unpack(qkv, 0), k = unpack(qkv, 1), v = unpack(qkv, 2);
-    const MaybeTensor taken = gain_for(q, k, v, gain, bias, gate);
-    auto [out, lse] = attention_forward(q, k, v, taken, bias, gate, scale);
+    const at::Tensor taken = gain_for(q, k, v, gain, bias, gate);
+    auto [out, lse] = attention_forward(q, k, v, or_nothing(taken), bias, gate, scale);
     at::Tensor result = out.transpose(1, 2);
-    context->save_for_backward({qkv, or_undefined(taken), or_undefined(bias), or_undefined(gate), result, lse});
+    context->save_for_backward({qkv, taken, or_undefined(bias), or_undefined(gate), result, lse});
     context->saved_data["scale"] = scale;
     remember_form(context, gain, taken);
     return result;

@@ -42,10 +42,11 @@ AttentionCall make_call(const AttentionBackend& backend, const at::Tensor& q, co
   call.k = as_rows(k);
   call.v = as_rows(v);
   const bool packed = gain && gain->defined() && is_packed_gain(*gain);
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !packed || backend.takes_packed,
-      "violin::attention: gain is packed, and the reference path takes plain tables alone; unset "
-      "VIOLIN_PATH, or pass the table itself");
+  TORCH_CHECK_NOT_IMPLEMENTED(!packed || backend.takes_packed,
+                              "violin::attention: gain is packed, and the reference, which computes heads above ",
+                              kLargestFusedHead,
+                              " and what VIOLIN_PATH=reference says, takes plain tables alone; unset "
+                              "VIOLIN_PATH, or pass the table itself");
   call.gain = packed ? *gain : kernel_table(gain, type);
   call.bias = kernel_table(bias, type);
   call.gate = kernel_table(gate, type);
@@ -60,8 +61,10 @@ bool is_empty(const AttentionCall& call) {
 
 // Sums over one dimension, kept, one slice after another: the same bits for every number of threads.
 at::Tensor sum_in_order(const at::Tensor& tensor, std::int64_t dim) {
+  const std::int64_t count = tensor.sym_size(dim).guard_int(__FILE__, __LINE__);
+  if (count == 0) return tensor.sum(dim, true);
   at::Tensor sum = tensor.narrow(dim, 0, 1).clone(at::MemoryFormat::Contiguous);
-  for (std::int64_t i = 1; i < tensor.size(dim); ++i) sum += tensor.narrow(dim, i, 1);
+  for (std::int64_t i = 1; i < count; ++i) sum += tensor.narrow(dim, i, 1);
   return sum;
 }
 
@@ -155,6 +158,8 @@ void fill(Parameters& parameters, const AttentionCall& call) {
 at::Tensor empty_packed(const at::Tensor& gain, const at::Tensor& q) {
   TORCH_CHECK_TYPE(at::isReducedFloatingType(q.scalar_type()), "violin::_pack_gain: q is ", q.scalar_type(),
                    "; expected float16 or bfloat16");
+  TORCH_CHECK(gain.device() == q.device(), "violin::_pack_gain: gain is on ", gain.device(), " and q on ", q.device(),
+              "; expected one device");
   TORCH_CHECK_VALUE(gain.dim() == 3 || gain.dim() == 4, "violin::_pack_gain: gain has shape ", gain.sym_sizes(),
                     "; expected [heads or 1, queries, keys], with a group dimension in front or without");
   const c10::SymInt groups = gain.dim() == 4 ? gain.sym_size(0) : c10::SymInt(1);
@@ -168,8 +173,8 @@ TableForm form_of(const at::Tensor& table) {
 }
 
 at::Tensor like_table(at::Tensor gradient, const TableForm& form) {
-  if (form.one_head && gradient.size(1) > 1) gradient = sum_in_order(gradient, 1);
-  if (form.one_group && gradient.size(0) > 1) gradient = sum_in_order(gradient, 0);
+  if (form.one_head && gradient.sym_size(1) != 1) gradient = sum_in_order(gradient, 1);
+  if (form.one_group && gradient.sym_size(0) != 1) gradient = sum_in_order(gradient, 0);
   if (form.dim == 3) gradient = gradient.squeeze(0);
   return gradient.to(form.type);
 }

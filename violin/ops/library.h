@@ -14,9 +14,9 @@ using Tensors3 = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using Tensors4 = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 using Tensors6 = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-// A gain in the 16-bit form that the kernels of q's device and type read, on CUDA beside float16 and bfloat16: half as
-// large, and made once for the forward and the backward pass. Below, it can stand in the place of the gain; its
-// gradient is then [G,h,Nq,Nk], with a slice for every group and head.
+// A gain in the 16-bit form that the kernels of q's device and type read, on CUDA beside float16 and bfloat16: about
+// half as large for long sequences, and made once for the forward and the backward pass. Below, it can stand in the
+// place of the gain; its gradient is then [G,h,Nq,Nk], with a slice for every group and head.
 at::Tensor pack_gain(const at::Tensor& gain, const at::Tensor& q);
 
 // out [B,h,Nq,d] and the log-sum-exp [B,h,Nq].

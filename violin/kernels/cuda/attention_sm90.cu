@@ -117,6 +117,8 @@ Schedule make_schedule(const AttentionShape& s) {
   x.share = static_cast<int>(ceil_div(items, x.clusters));
   x.parts = x.items_per_unit / x.share;
   x.rest = x.items_per_unit % x.share;
+  x.clusters =
+      std::min(x.clusters, x.units * (x.parts + x.rest));  // a range for each: a strip that is added is written
   return x;
 }
 

@@ -44,10 +44,10 @@ __device__ __forceinline__ int sums_empty(int place, int group) {
 constexpr int kOwnBytes = kImagesPerItem * 2 * kTileBytes;  // Q and dO of four images
 constexpr int kNumbersBytes = kStatisticsFloats * 4;        // statistics of an image's queries
 constexpr int kStageBytes = 2 * kTileBytes;                 // K or V of two images
-constexpr int kRounds = 4;
+constexpr int kRounds = 8;  // with one tile of keys, those who collect sums may be five behind the one that loads
 
 // What a block does in one round of its walk. The thread that loads works it out and leaves it in shared memory, in
-// turns in four places: others would keep it over the walk in local memory, and that is slower.
+// turns in several places: others would keep it over the walk in local memory, and that is slower.
 struct Round {
   int first_image, query_tile, h, g;
   int is_first;       // of those that add to the same sums
