@@ -102,6 +102,8 @@ CASES = [
     # Several rounds of a persistent grid, with blocks of tiles that are not full and last tiles that are narrow.
     (60, 6, 300, 300, 64, 1, "g", "packed"), (24, 6, 1025, 1025, 64, 1, "g", "packed"), (200, 6, 65, 65, 64, 1, "g", "tokens"),
     (150, 6, 40, 40, 32, 1, "g", "packed"), (90, 6, 197, 197, 64, 1, "", "tokens"),
+    # Fewer items of dQ than clusters for them, and one tile of keys in many rounds.
+    (92, 3, 197, 197, 64, 1, "g", "packed"), (600, 2, 64, 64, 64, 1, "g", "packed"),
 ]
 
 

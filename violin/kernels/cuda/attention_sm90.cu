@@ -108,18 +108,9 @@ bool fits(const AttentionShape& s, DType dtype, double scale) {
          s.batch * s.heads * (s.queries + s.keys + 2 * kTile) < (std::int64_t{1} << 31);
 }
 
-Schedule make_schedule(const AttentionShape& s) {
-  Schedule x;
-  x.items_per_unit = static_cast<int>(ceil_div(s.batch / s.groups, kImagesPerItem));
-  x.units = static_cast<int>(s.groups * s.heads * ceil_div(s.queries, kTile * kTilesPerUnit));
-  const std::int64_t items = static_cast<std::int64_t>(x.units) * x.items_per_unit;
-  x.clusters = static_cast<int>(std::min<std::int64_t>(items, processors() / kTilesPerUnit));
-  x.share = static_cast<int>(ceil_div(items, x.clusters));
-  x.parts = x.items_per_unit / x.share;
-  x.rest = x.items_per_unit % x.share;
-  x.clusters =
-      std::min(x.clusters, x.units * (x.parts + x.rest));  // a range for each: a strip that is added is written
-  return x;
+Schedule schedule_for(const AttentionShape& s) {
+  return make_schedule(s.groups * s.heads * ceil_div(s.queries, kTile * kTilesPerUnit),
+                       ceil_div(s.batch / s.groups, kImagesPerItem), processors() / kTilesPerUnit);
 }
 
 // Offsets into the scratch of a backward pass.
@@ -142,7 +133,7 @@ Layout layout(const AttentionBackward& p) {
     if (sums.rows != s.queries || sums.stride != s.keys) {
       l.strips += align256(static_cast<std::size_t>(s.groups * s.heads * sums.rows * sums.stride) * 4);
     }
-    l.bytes = l.strips + static_cast<std::size_t>(make_schedule(s).clusters * kTilesPerUnit * kTile * sums.stride) * 4;
+    l.bytes = l.strips + static_cast<std::size_t>(schedule_for(s).clusters * kTilesPerUnit * kTile * sums.stride) * 4;
   }
   return l;
 }
@@ -216,7 +207,7 @@ cudaError_t launch_sm90(const AttentionBackward& p, void* scratch, cudaStream_t 
   if (e == cudaSuccess && (p.dq.data || p.dgain)) {
     sm90::TableSums sums = sm90::table_sums(s);
     sums.data = l.sums == l.strips ? static_cast<float*>(p.dgain) : reinterpret_cast<float*>(base + l.sums);
-    e = sm90::start_dq(p, maps, records, statistics, sm90::make_schedule(s), sums,
+    e = sm90::start_dq(p, maps, records, statistics, sm90::schedule_for(s), sums,
                        reinterpret_cast<float*>(base + l.strips), stream);
   }
   if (e == cudaSuccess && (p.dk.data || p.dv.data)) e = sm90::start_dkv(p, maps, records, statistics, stream);

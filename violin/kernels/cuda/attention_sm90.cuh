@@ -10,6 +10,7 @@
 
 #include "violin/kernels/cuda/common.cuh"
 #include "violin/kernels/cuda/records.cuh"
+#include "violin/kernels/cuda/schedule.h"
 #include "violin/kernels/cuda/sm90.cuh"
 
 namespace violin::kernels::cuda::sm90 {
@@ -195,25 +196,6 @@ struct TableSums {
   float* data = nullptr;
   std::int64_t rows = 0;
   std::int64_t stride = 0;
-};
-
-// How the queries' side is cut for dQ and the gain's gradient: units of (group, head, two query tiles), each with
-// items_per_unit items of four images; a cluster of two blocks, one per query tile, takes some of them. Most clusters
-// take `share` items of one unit, the same images as others do in the units of the same head, which then find K and V
-// in L2. What is left of the units, `rest` items of each, is cut into equal ranges for the other clusters.
-struct Schedule {
-  int clusters = 0;
-  int items_per_unit = 0;
-  int share = 0;
-  int parts = 0;  // of a unit that have a cluster each
-  int rest = 0;
-  int units = 0;
-
-  __host__ __device__ int owners() const { return units * parts; }  // clusters with a part of one unit
-  // The first item of the rests, all in a row, that a cluster beyond the owners takes.
-  __host__ __device__ std::int64_t first(int cluster) const {
-    return static_cast<std::int64_t>(units) * rest * (cluster - owners()) / (clusters - owners());
-  }
 };
 
 cudaError_t start_forward(const AttentionForward& p, const Maps& maps, const Records& records, cudaStream_t stream);

@@ -50,8 +50,8 @@ constexpr int kRounds = 8;  // with one tile of keys, those who collect sums may
 // turns in several places: others would keep it over the walk in local memory, and that is slower.
 struct Round {
   int first_image, query_tile, h, g;
-  int is_first;       // of those that add to the same sums
-  int starts_inside;  // sums go to the block's strip
+  int is_first;  // of those that add to the same sums
+  int to_strip;  // sums go to the block's strip
 };
 
 template <bool kGain>
@@ -143,9 +143,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   const int pairs = (query_tiles + kCluster - 1) / kCluster;
   const int rank = cluster_rank();
   const int cluster = blockIdx.x / kCluster;
-  const bool owner = cluster < schedule.owners();
-  const int first = owner ? 0 : static_cast<int>(schedule.first(cluster));
-  const int count = owner ? schedule.share : static_cast<int>(schedule.first(cluster + 1)) - first;
+  const int count = count_items(schedule, cluster);
   const auto key_tile_at = [&](int round, int t) { return round % 2 ? key_tiles - 1 - t : t; };
   const bool want_table = kGain && p.dgain != nullptr;
   const float scale = static_cast<float>(p.scale);
@@ -184,11 +182,10 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
           named_sync(sums_full(place), kConsumers + kCollectors);
           if (t == 0) {
             r = rounds[round % kRounds];
-            rows = r.starts_inside
-                       ? strips + static_cast<std::int64_t>(blockIdx.x) * kTile * stride
-                       : table_sums.data +
-                             ((static_cast<std::int64_t>(r.g) * heads + r.h) * table_sums.rows + r.query_tile * kTile) *
-                                 stride;
+            rows = r.to_strip ? strips + static_cast<std::int64_t>(blockIdx.x) * kTile * stride
+                              : table_sums.data + ((static_cast<std::int64_t>(r.g) * heads + r.h) * table_sums.rows +
+                                                   r.query_tile * kTile) *
+                                                      stride;
             rows += lane / 16 * stride + lane % 16 * 4;
           }
           const int column = key_tile_at(round, t) * kTile;
@@ -227,27 +224,14 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     }
     if (threadIdx.x != kConsumers) return;
     const auto choose = [&](int n) {
+      const Item item = item_of(schedule, cluster, n);
       Round r;
-      int unit, item;
-      if (owner) {
-        unit = cluster / schedule.parts;
-        item = schedule.rest + cluster % schedule.parts * schedule.share + n;
-        r.is_first = n == 0;
-        r.starts_inside = item - n > 0;
-      } else {
-        // Items of the unit that the range starts in come last: all clusters then walk over the images in the same
-        // direction at about the same time.
-        const int head_start = (schedule.rest - first % schedule.rest) % schedule.rest;
-        const int at = first + (n + (head_start < count ? head_start : 0)) % count;
-        unit = at / schedule.rest;
-        item = at % schedule.rest;
-        r.is_first = at == first || item == 0;
-        r.starts_inside = first % schedule.rest != 0 && unit == first / schedule.rest;
-      }
-      r.first_image = item * kImagesPerItem;
-      r.query_tile = unit % pairs * kCluster + rank;
-      r.h = unit / pairs % heads;
-      r.g = unit / pairs / heads;
+      r.first_image = item.number * kImagesPerItem;
+      r.query_tile = item.unit % pairs * kCluster + rank;
+      r.h = item.unit / pairs % heads;
+      r.g = item.unit / pairs / heads;
+      r.is_first = item.first;
+      r.to_strip = item.strip;
       return r;
     };
     int step = 0;
@@ -540,26 +524,9 @@ __global__ void __launch_bounds__(256) strips_kernel(float* dgain, const TableSu
   const std::int64_t slice = blockIdx.x / (kTile / kStripRows) / query_tiles;
   const int local = blockIdx.x % (kTile / kStripRows) * kStripRows;
   const std::int64_t pairs = (query_tiles + kCluster - 1) / kCluster;
-  const int unit = static_cast<int>(slice * pairs + tile / kCluster);
+  const Strips left = strips_of(schedule, static_cast<int>(slice * pairs + tile / kCluster));
   const int rows = min(kStripRows, nq - tile * kTile - local);
-  // Clusters with a part of the unit, but for one that starts with it, ...
-  const int strip = unit * schedule.parts + (schedule.rest == 0 ? 1 : 0);
-  const int owners_end = (unit + 1) * schedule.parts;
-  // ... and those that start inside its rest.
-  int sharer = schedule.clusters;
-  int sharers_end = schedule.clusters;
-  if (schedule.rest > 0) {
-    const std::int64_t begin = static_cast<std::int64_t>(unit) * schedule.rest;
-    const std::int64_t sharers = schedule.clusters - schedule.owners();
-    sharer = schedule.owners() +
-             static_cast<int>(begin * sharers / (static_cast<std::int64_t>(schedule.units) * schedule.rest));
-    while (sharer < schedule.clusters && schedule.first(sharer) <= begin) ++sharer;
-    sharers_end = sharer;
-    while (sharers_end < schedule.clusters && schedule.first(sharers_end) < begin + schedule.rest) ++sharers_end;
-  }
-  const int owners_count = owners_end - strip;
-  const int count = owners_count + sharers_end - sharer;
-  if (count == 0 && sums.data == dgain) return;
+  if (left.count() == 0 && sums.data == dgain) return;
   const std::int64_t stride = sums.stride;
   const float* first = sums.data + (slice * sums.rows + tile * kTile + local) * stride;
   const float* from = strips + (static_cast<std::int64_t>(tile % kCluster) * kTile + local) * stride;
@@ -572,9 +539,8 @@ __global__ void __launch_bounds__(256) strips_kernel(float* dgain, const TableSu
     const int column = x % quads * 4;
     const std::int64_t at = r * stride + column;
     float4 sum = *reinterpret_cast<const float4*>(first + at);
-    for (int n = 0; n < count; ++n) {
-      const int cluster = n < owners_count ? strip + n : sharer + n - owners_count;
-      const float4 more = __ldcs(reinterpret_cast<const float4*>(from + cluster * step + at));
+    for (int n = 0; n < left.count(); ++n) {
+      const float4 more = __ldcs(reinterpret_cast<const float4*>(from + left.cluster(n) * step + at));
       sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
     }
     float* row = to + static_cast<std::int64_t>(r) * nk + column;
