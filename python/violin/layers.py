@@ -182,7 +182,7 @@ class GridRecorder:
     def _track(self, patches: Tensor) -> None:
         if patches.grad_fn is not None:
             call = _Call(self.grid)
-            patches.grad_fn.metadata["violin"] = call  # goes with the graph
+            cast("dict[str, Any]", patches.grad_fn.metadata)["violin"] = call  # goes with the graph
             self._calls.add(call)
         elif torch.is_grad_enabled():
             self._untracked.add(self.grid)
@@ -191,7 +191,7 @@ class GridRecorder:
         """Before the backward pass of a call's output."""
         task = torch._C._current_graph_task_id()
         if task not in self._replayed:
-            forget = functools.partial(self._replayed.pop, task, None)
+            forget: Any = functools.partial(self._replayed.pop, task, None)
             torch.autograd.Variable._execution_engine.queue_callback(forget)  # type: ignore[attr-defined]
         self._replayed[task] = grid
 

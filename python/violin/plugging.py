@@ -115,10 +115,9 @@ def _structure(name: str, vit: Any, grid: Any) -> Structure:
             raise Error(f"{_described(name + 'patch_embed', embed)} has no image size; give plug(grid=(height, width))")
         size, patch = _pair(embed.img_size), _pair(embed.patch_size)
         grid = (size[0] // patch[0], size[1] // patch[1])
-    prefix = getattr(vit, "num_prefix_tokens", None)
-    if prefix is None:
-        tokens = (getattr(vit, key, None) for key in ("cls_token", "dist_token", "reg_token", "register_tokens"))
-        prefix = sum(token.shape[1] for token in tokens if token is not None)
+    tokens = (getattr(vit, key, None) for key in ("cls_token", "dist_token", "reg_token", "register_tokens"))
+    counted: int | None = getattr(vit, "num_prefix_tokens", None)
+    prefix = sum(token.shape[1] for token in tokens if token is not None) if counted is None else counted
     drop = getattr(vit, "patch_drop", None)
     if drop is not None and not isinstance(drop, nn.Identity) and getattr(drop, "prob", 1) > 0:
         raise Error(
