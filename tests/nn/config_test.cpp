@@ -22,19 +22,22 @@ TEST(ModelConfig, JsonGivesEveryFieldBack) {
   }
   nn::ModelConfig config = small_model();
   config.img_size = {32, 64};
-  config.violin = nn::MaskConfig{};
-  config.violin->curves = "snake,random:3";
-  config.violin->decay = 0.99;
-  config.violin->heads = {1};
-  config.violin->learned_prefix_decay = true;
-  config.adapters = nn::AdapterConfig{};
-  config.adapters->ranks = {{"fc1", 3}};
+  nn::MaskConfig mask;
+  mask.curves = "snake,random:3";
+  mask.decay = 0.99;
+  mask.heads = {1};
+  mask.learned_prefix_decay = true;
+  config.violin = mask;
+  nn::AdapterConfig adapters;
+  adapters.ranks = {{"fc1", 3}};
+  config.adapters = adapters;
   const nn::ModelConfig back = nn::model_from_json(Json::parse(nn::to_json(config).dump()));
-  EXPECT_EQ(back.violin->curves, "snake,random:3");
-  EXPECT_EQ(back.violin->decay, 0.99);
-  EXPECT_EQ(back.violin->heads, config.violin->heads);
-  EXPECT_TRUE(back.violin->learned_prefix_decay);
-  EXPECT_EQ(back.adapters->ranks, config.adapters->ranks);
+  const nn::MaskConfig mask_back = back.violin.value_or(nn::MaskConfig());
+  EXPECT_EQ(mask_back.curves, "snake,random:3");
+  EXPECT_EQ(mask_back.decay, 0.99);
+  EXPECT_EQ(mask_back.heads, mask.heads);
+  EXPECT_TRUE(mask_back.learned_prefix_decay);
+  EXPECT_EQ(back.adapters.value_or(nn::AdapterConfig()).ranks, adapters.ranks);
   EXPECT_EQ(back.img_size, config.img_size);
 }
 
@@ -44,7 +47,7 @@ TEST(ModelConfig, TheDesignsDescriptionIsAccepted) {
     "class_token": false, "global_pool": "avg", "fc_norm": false,
     "violin": {"curves": ["snake", "hilbert_T"], "strategy": "mul_v2", "decay": 0.9, "alpha": true,
                "curve_weights": true, "prefix_decay": "learned", "init": "finetune"}})"));
-  EXPECT_EQ(config.violin->curves, "snake,hilbert_T");
+  EXPECT_EQ(config.violin.value_or(nn::MaskConfig()).curves, "snake,hilbert_T");
   EXPECT_EQ(config.grid(), (nn::Size{8, 12}));
 }
 

@@ -39,7 +39,7 @@ constexpr bool kHaveCuda = false;
 // The gain as both passes read it. Kernels for 16 bits on CUDA want it packed, and less is kept for the backward pass.
 at::Tensor gain_for(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,
                     const MaybeTensor& bias, const MaybeTensor& gate) {
-  const at::Tensor table = or_undefined(gain);
+  at::Tensor table = or_undefined(gain);
   if (!kHaveCuda || !table.defined() || is_packed_gain(table) || !q.is_cuda() ||
       !at::isReducedFloatingType(q.scalar_type()) || choose_path(at::kCUDA) == Path::kReference) {
     return table;
