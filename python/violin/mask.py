@@ -432,7 +432,8 @@ class ViolinMask(nn.Module):
     def freeze(self, grid: Sequence[int], prefix: int = 0, dtype: torch.dtype | None = None) -> None:
         """Tables for this grid are made now and are constants from here on, in compiled code too; parameters need no
         gradient. For inference: nothing is rebuilt or checked. With a 16-bit ``dtype``, that of q, k and v (autocast's
-        where it is on), the gain on a GPU is kept in the form that the kernels read, about half as large for long sequences, for this type alone."""
+        where it is on), the gain on a GPU is kept in the form that the kernels read, about half as large for long
+        sequences, for this type alone."""
         if dtype not in (None, torch.float16, torch.bfloat16):
             raise Error(f"freeze: dtype is {dtype}; expected torch.float16, torch.bfloat16 or None")
         if not self._frozen:

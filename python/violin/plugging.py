@@ -417,8 +417,7 @@ def freeze(
     """Tables for images of this size (the model's own unless given) are made now and are constants, in compiled code too;
     mask parameters need no gradient. For inference. With a 16-bit ``dtype``, that of q, k and v (autocast's where it is
     on), gains on a GPU are kept in the form that the kernels read, about half as large for long sequences, for this type
-    alone.
-    ``violin.thaw(model)`` undoes it."""
+    alone. ``violin.thaw(model)`` undoes it."""
     structure = find(model)
     grid = _patch_grid(structure, image_size)
     for _, mask in masks(structure.vit):

@@ -33,10 +33,10 @@ const AttentionBackend& backend(std::int64_t dim) {
 
 at::Tensor pack(const at::Tensor& gain, const at::Tensor& q) {
   at::Tensor packed = empty_packed(gain, q);  // with checks
+  if (packed.numel() == 0) return packed;
   at::Tensor wide = (gain.dim() == 3 ? gain.unsqueeze(0) : gain).to(at::kFloat);
   const bool distinct = (wide.size(0) == 1 || wide.stride(0) > 0) && (wide.size(1) == 1 || wide.stride(1) > 0);
   if (!distinct || (wide.size(3) > 1 && wide.stride(3) != 1)) wide = wide.contiguous();
-  if (packed.numel() == 0) return packed;
   const c10::DeviceGuard guard(q.device());
   const kernels::AttentionShape shape = {1, wide.size(1), wide.size(2), wide.size(3), 0, wide.size(0)};
   const kernels::Table view = {wide.const_data_ptr(), wide.size(0) == 1 ? 0 : wide.stride(0),

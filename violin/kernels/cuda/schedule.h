@@ -21,7 +21,6 @@ namespace violin::kernels::cuda {
 
 struct Schedule {
   int clusters = 0;
-  int items_per_unit = 0;
   int share = 0;
   int parts = 0;  // of a unit that have a cluster each
   int rest = 0;
@@ -33,7 +32,6 @@ inline Schedule make_schedule(std::int64_t units, std::int64_t items_per_unit, s
   const std::int64_t items = units * items_per_unit;
   const std::int64_t clusters = std::min(items, most_clusters);
   const std::int64_t share = (items + clusters - 1) / clusters;
-  x.items_per_unit = static_cast<int>(items_per_unit);
   x.units = static_cast<int>(units);
   x.share = static_cast<int>(share);
   x.parts = static_cast<int>(items_per_unit / share);
