@@ -52,7 +52,8 @@ def kernel_times(function, repeats=5):
 
 
 def time_masks(kernels):
-    """decay_mask and its gradient: rows, columns and six random orders, the worst for banks."""
+    """decay_mask and its gradient, and the same as packed gains with alpha: rows, columns and six random orders, the worst
+    for banks."""
     for tokens, heads, prefix in ((1024, 36, 0), (1024, 72, 1), (196, 72, 1)):
         side = math.isqrt(tokens)
         i = torch.arange(tokens, device="cuda")
@@ -64,6 +65,8 @@ def time_masks(kernels):
         mask = (ranks, decay, None, prefix, edge)
         print(f"mask of {tokens} patches + {prefix}, {heads} heads")
         kernel_times(lambda: (kernels.mask_forward(*mask), kernels.mask_backward(dout, *mask)))
+        gain = (*mask, torch.rand(heads, device="cuda"))
+        kernel_times(lambda: (kernels.gain_forward(torch.bfloat16, *gain), kernels.gain_backward(dout, *gain)))
 
 
 def main():

@@ -31,6 +31,12 @@ def _region() -> tuple[Any, ...]:
     return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), hooks
 
 
+def _product_type(x: Tensor) -> torch.dtype:
+    """The type that products with x are computed in."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
 class _Pass:
     """A pass through a transformer, with the tables made together last."""
 
@@ -84,7 +90,7 @@ class GridRecorder:
             if current is not None:
                 current.grid = None  # an interrupted pass ends nowhere
         elif self._tracing:
-            self._give()
+            self._give(_product_type(output))
 
     def __getstate__(self) -> dict[str, Any]:
         forgotten = {"_passes": {}, "_tracing": False, "_replayed": {}, "_thread": None, "_calls": None}
@@ -139,12 +145,14 @@ class GridRecorder:
                 other.drop_tables()  # a fused optimiser changes parameters unseen
         return current.tables[mask]
 
-    def _give(self) -> None:
+    def _give(self, dtype: torch.dtype) -> None:
         """For compiled code. Checkpointed layers may read there, and may not change anything, so tables are made before the
-        first layer runs; all are alive from here on, and the limit is one for all."""
+        first layer runs; all are alive from here on, and the limit is one for all. Layers whose gains can be packed make
+        them when they need them."""
         start, left = 0, TOGETHER if torch.is_grad_enabled() else TOGETHER // 8  # nobody else would keep them
         while start < len(self.masks):
-            group = self._group(start, self.grid, left)
+            packs = self.masks[start].packs(dtype, self.grid, self.prefix)
+            group = [] if packs else self._group(start, self.grid, left)
             if len(group) > 1:
                 made = group[0].build_together(group[1:], self.grid, self.prefix)
                 for mask, tables in zip(group, made):
@@ -277,7 +285,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, tables: Tables, scale: float | None
     """[B,h,N,d] each -> [B,h,N,d]"""
     if rate > 0:
         return _with_dropout(q, k, v, tables, scale, rate)
-    out = ops.attention(q, k, v, tables.gain, tables.bias, tables.gate, scale)
+    out = ops.attention(q, k, v, tables.gain, tables.bias, tables.gate, scale, tables.handle)
     if tables.after is None:
         return out
     # In the type of the mask, which 16 bits do not resolve.
@@ -328,17 +336,21 @@ class _Masked(nn.Module):
         self._grids.record(height, width)
 
     def _tables(
-        self, tokens: int, attn_mask: Tensor | None, is_causal: bool, like: Tensor, weights: bool = False
+        self, tokens: int, attn_mask: Tensor | None, is_causal: bool, qkv: Tensor, weights: bool, rate: float
     ) -> Tables:
-        """weights: those of the softmax are wanted, not the product with v alone."""
+        """weights: those of the softmax are wanted, not the product with v alone; rate: of their dropout."""
         tables = Tables()
         if self.violin is not None:
-            grid = self._grids.lookup(tokens, self.name)
-            tables = self._grids.tables(self.violin, grid)
-            weights = weights or self.training or self._request is not None
-            if tables.packed and (weights or self.head_dim > _LARGEST_FUSED_HEAD):
-                tables = self.violin.plain_tables(grid, self._grids.prefix)
-        bias = _as_bias(attn_mask, is_causal, tokens, like)
+            grid, prefix, dtype = self._grids.lookup(tokens, self.name), self._grids.prefix, _product_type(qkv)
+            # Only the attention operators can read a packed gain.
+            plain = weights or rate > 0 or self._request is not None or self.head_dim > _LARGEST_FUSED_HEAD
+            if not plain and self.violin.packs(dtype, grid, prefix):
+                tables = self.violin.build_packed(grid, prefix, dtype)
+            else:
+                tables = self._grids.tables(self.violin, grid)
+                if plain and tables.packed:
+                    tables = self.violin.plain_tables(grid, prefix)
+        bias = _as_bias(attn_mask, is_causal, tokens, qkv)
         if bias is None:
             return tables
         return tables._replace(bias=bias if tables.bias is None else tables.bias + bias)
@@ -450,11 +462,11 @@ class Attention(_Masked):
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Any:
         batch, tokens, _ = x.shape
         packed = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, self.head_dim)
-        tables = self._tables(tokens, attn_mask, is_causal, x, self._wants_map())
         rate = self.attn_drop.p if self.training and isinstance(self.attn_drop, nn.Dropout) else 0.0
+        tables = self._tables(tokens, attn_mask, is_causal, packed, self._wants_map(), rate)
         plain = isinstance(self.q_norm, nn.Identity) and isinstance(self.k_norm, nn.Identity)
         if plain and rate == 0 and tables.after is None and self._request is None and not self._wants_map():
-            out = ops.attention_qkv(packed, tables.gain, tables.bias, tables.gate, self.scale)
+            out = ops.attention_qkv(packed, tables.gain, tables.bias, tables.gate, self.scale, tables.handle)
             weights = None
         else:
             q, k, v = (part.transpose(1, 2) for part in packed.unbind(2))
@@ -536,11 +548,11 @@ class MultiheadAttention(_Masked):
         if attn_mask is not None and attn_mask.dim() == 3:
             attn_mask = attn_mask.view(batch, self.num_heads, tokens, tokens)
         # is_causal is a hint about attn_mask, as in torch
-        tables = self._tables(tokens, attn_mask, False, x, need_weights)
         rate = self.dropout if self.training else 0.0
+        tables = self._tables(tokens, attn_mask, False, packed, need_weights, rate)
         weights = None
         if rate == 0 and tables.after is None and self._request is None and not need_weights:
-            out = ops.attention_qkv(packed, tables.gain, tables.bias, tables.gate)
+            out = ops.attention_qkv(packed, tables.gain, tables.bias, tables.gate, None, tables.handle)
         else:
             q, k, v = (part.transpose(1, 2) for part in packed.unbind(2))
             out = _attend(q, k, v, tables, None, rate).transpose(1, 2)

@@ -20,12 +20,14 @@ _KEPT_GRIDS = 16  # per layer
 
 
 class Tables(NamedTuple):
-    """Tables of the attention operator, each [h,N,N] or None; ``after`` is added to the weights behind the softmax."""
+    """Tables of the attention operator, each [h,N,N] or None; ``after`` is added to the weights behind the softmax,
+    ``handle`` takes the gradient of a gain that is packed."""
 
     gain: Tensor | None = None
     bias: Tensor | None = None
     gate: Tensor | None = None
     after: Tensor | None = None
+    handle: Tensor | None = None
 
     def heads(self, index: Tensor) -> Tables:
         assert not self.packed, "a packed gain has tiles where heads would be"
@@ -33,7 +35,7 @@ class Tables(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return sum(table.nbytes for table in self if table is not None)
+        return sum(table.nbytes for table in self[:4] if table is not None)
 
     @property
     def packed(self) -> bool:
@@ -42,7 +44,7 @@ class Tables(NamedTuple):
 
     def pack(self, dtype: torch.dtype | None) -> Tables:
         """The gain in that form beside q, k, v of this type; elsewhere than on a GPU as it is."""
-        if dtype is None or self.gain is None or not self.gain.is_cuda or not ops.packs_gains():
+        if dtype is None or self.gain is None or not self.gain.is_cuda or not ops.PACKS_GAINS:
             return self
         return self._replace(gain=ops.pack_gain(self.gain, dtype))
 
@@ -184,6 +186,7 @@ class ViolinMask(nn.Module):
             native = curve_module.coordinates(self._curve_list, *self.grid, torch.device("cpu"))
             axes, units = native.shape[1], longest(self._curve_list, self.grid)
         decay_shape = (count, axes, masked) if decay_per_axis else (count, masked)
+        self._one_axis = count > 0 and axes == 1 and not decay_per_axis
         options: dict[str, Any] = {"device": device, "dtype": dtype or torch.float32}
 
         def parameter(name: str, shape: tuple[int, ...], wanted: bool) -> None:
@@ -379,9 +382,45 @@ class ViolinMask(nn.Module):
                 else torch.full(
                     (self.layer_heads, *table.shape[1:]), neutral, dtype=table.dtype, device=table.device
                 ).index_copy(0, self._head_index, table)
-                for table, neutral in zip(tables, (1.0, 0.0, 1.0, 0.0))
+                for table, neutral in zip(tables, (1.0, 0.0, 1.0, 0.0, 0.0))
             )
         )
+
+    def packs(self, dtype: torch.dtype, grid: Sequence[int], prefix: int = 0) -> bool:
+        """Whether tables beside q, k, v of this type are built by build_packed()."""
+        return (grid[0], grid[1], prefix) not in self._frozen and self._packable(dtype)
+
+    def _packable(self, dtype: torch.dtype) -> bool:
+        decay = next(t for t in (self.beta, self.rate, self.gamma, self.alpha) if t is not None)
+        return (
+            ops.PACKS_GAINS
+            and decay.is_cuda
+            and decay.dtype != torch.float64
+            and dtype in (torch.float16, torch.bfloat16)
+            and self.config.strategy in ("mul_v1", "mul_v2")
+            and self._one_axis
+            and self._head_index is None
+        )
+
+    def build_packed(self, grid: Sequence[int], prefix: int, dtype: torch.dtype) -> Tables:
+        """build() with the gain as the attention operators read it on a GPU, and they alone: about as fast as packing a
+        table is, so that nothing has to be kept."""
+        values = self._values()
+        decay = self._log_decay(values)
+        ranks = curve_module.coordinates(self._curve_list, int(grid[0]), int(grid[1]), decay.device)
+        weight = None if values.curve_weight is None else _in_full(values.curve_weight)
+        alpha = None if values.alpha is None else _in_full(values.alpha)
+        gain, handle = ops.decay_gain(
+            ranks,
+            decay,
+            weight,
+            prefix,
+            self._prefix_log_decay(values),
+            alpha,
+            self.config.strategy == "mul_v2",
+            dtype,
+        )
+        return Tables(gain=gain, handle=handle)
 
     def alike(self, other: ViolinMask) -> bool:
         """Whether build_together() may take both."""
@@ -440,7 +479,7 @@ class ViolinMask(nn.Module):
             self._thawed = {name: parameter.requires_grad for name, parameter in self.named_parameters()}
         self.requires_grad_(False)
         key = (int(grid[0]), int(grid[1]), int(prefix))
-        self._frozen[key] = self._built_plainly(grid, prefix).pack(dtype)
+        self._frozen[key] = self._constant(key, dtype)
         self._frozen_types[key] = dtype
 
     def thaw(self) -> None:
@@ -472,6 +511,13 @@ class ViolinMask(nn.Module):
         with torch.inference_mode(False), torch.no_grad():
             return self.build((int(grid[0]), int(grid[1])), prefix)
 
+    def _constant(self, key: tuple[int, int, int], dtype: torch.dtype | None) -> Tables:
+        """What freeze() keeps."""
+        if dtype is None or not self._packable(dtype):
+            return self._built_plainly(key[:2], key[2]).pack(dtype)
+        with torch.inference_mode(False), torch.no_grad():
+            return self.build_packed(key[:2], key[2], dtype)._replace(handle=None)
+
     def _needs_gradient(self) -> bool:
         return torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.parameters())
 
@@ -482,7 +528,7 @@ class ViolinMask(nn.Module):
     def _changed(self) -> None:
         self.drop_tables()
         for key in list(self._frozen):
-            self._frozen[key] = self._built_plainly(key[:2], key[2]).pack(self._frozen_types.get(key))
+            self._frozen[key] = self._constant(key, self._frozen_types.get(key))
 
     def train(self, mode: bool = True) -> ViolinMask:
         super().train(mode)
@@ -509,6 +555,7 @@ class ViolinMask(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("_frozen_types", {})
+        self.__dict__.setdefault("_one_axis", False)
         if any(tables.packed and not cast(Tensor, tables.gain).is_cuda for tables in self._frozen.values()):
             self._changed()  # packed on a GPU and loaded elsewhere
 

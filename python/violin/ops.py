@@ -6,6 +6,7 @@ They are registered with torch, so they work under autograd, autocast, ``torch.c
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import torch
@@ -27,18 +28,19 @@ def attention(
     bias: Tensor | None = None,
     gate: Tensor | None = None,
     scale: float | None = None,
+    handle: Tensor | None = None,
 ) -> Tensor:
     """( softmax( scale * q k^T * gain + bias ) * gate ) v
 
     q [B,h,Nq,d], k and v [B,h,Nk,d]: unit stride in d, any other strides. gain, bias, gate: [h or 1,Nq,Nk], or with G in
     front, where image b uses table b mod G. scale: 1/sqrt(d) unless given. Returns [B,h,Nq,d], laid out in memory as
-    [B,Nq,h,d].
+    [B,Nq,h,d]. handle: what takes the gradient of a packed gain (:func:`decay_gain`).
 
     >>> q = torch.ones(2, 3, 5, 8)
     >>> attention(q, q, q, gain=torch.ones(3, 5, 5)).shape
     torch.Size([2, 3, 5, 8])
     """
-    return torch.ops.violin.attention(q, k, v, gain, bias, gate, scale)
+    return torch.ops.violin.attention(q, k, v, gain, bias, gate, scale, handle)
 
 
 def attention_with_lse(
@@ -60,6 +62,7 @@ def attention_qkv(
     bias: Tensor | None = None,
     gate: Tensor | None = None,
     scale: float | None = None,
+    handle: Tensor | None = None,
 ) -> Tensor:
     """The same for a packed projection qkv [B,N,3,h,d]: no copy on the way in, one packed gradient on the way back.
 
@@ -68,12 +71,14 @@ def attention_qkv(
     >>> attention_qkv(torch.ones(2, 5, 3, 4, 8)).shape
     torch.Size([2, 5, 4, 8])
     """
-    return torch.ops.violin.attention_qkv(qkv, gain, bias, gate, scale)
+    return torch.ops.violin.attention_qkv(qkv, gain, bias, gate, scale, handle)
 
 
-def packs_gains() -> bool:
-    """Whether this build has the kernels that read packed gains."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key("violin::_pack_gain", "CUDA")
+#: Whether this build has kernels that read packed gains, and may use them.
+PACKS_GAINS: bool = (
+    torch._C._dispatch_has_kernel_for_dispatch_key("violin::_pack_gain", "CUDA")
+    and os.environ.get("VIOLIN_PATH") != "reference"
+)
 
 
 def pack_gain(gain: Tensor, dtype: torch.dtype) -> Tensor:
@@ -119,6 +124,25 @@ def decay_mask(
              [0.2500, 0.5000, 1.0000]]])
     """
     return torch.ops.violin.decay_mask(ranks, log_decay, weight, prefix, prefix_decay, log_space)
+
+
+def decay_gain(
+    ranks: Tensor,
+    log_decay: Tensor,
+    weight: Tensor | None = None,
+    prefix: int = 0,
+    prefix_decay: Tensor | None = None,
+    alpha: Tensor | None = None,
+    plus_one: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
+) -> tuple[Tensor, Tensor]:
+    """The gain alpha[h] * M, or 1 + that, of :func:`decay_mask`'s M on a GPU, packed for q, k, v of ``dtype`` (float16 or
+    bfloat16) at once: the table itself never exists. Also a handle of the table's shape without numbers. The attention
+    operators take both, ``gain`` and ``handle``, and the gradient comes back through the handle.
+
+    One axis (ranks [C,N] or [C,1,N], with G in front or without), each rank below 2**23, parameters in float32.
+    """
+    return torch.ops.violin._decay_gain(ranks, log_decay, weight, prefix, prefix_decay, alpha, plus_one, dtype)
 
 
 def curve_ranks(curves: Curves, grid: Sequence[int], device: torch.device | str | None = None) -> Tensor:

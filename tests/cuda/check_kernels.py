@@ -10,7 +10,7 @@ import sys
 
 import torch
 
-from kernels import Kernels
+from kernels import Kernels, unpacked
 
 NAMES = ("out", "lse", "dq", "dk", "dv", "dgain", "dbias", "dgate")
 
@@ -281,6 +281,60 @@ def check_mask(kernels, only):
     return failures
 
 
+def check_gain(kernels, only):
+    """Gains that masks make, as records: within what 16 bits resolve of float64; their gradients as good as float32's."""
+    failures = 0
+    for spread, G, C, N, h, prefix, weighted, learned, scaled, offset, dtype in [
+            (1, 1, 8, 196, 6, 1, 0, 0, 1, 0, torch.bfloat16), (1, 1, 8, 196, 6, 0, 0, 0, 0, 0, torch.bfloat16),
+            (1, 1, 8, 1024, 3, 1, 1, 1, 1, 1, torch.bfloat16), (1, 1, 8, 1024, 3, 0, 1, 0, 1, 0, torch.float16),
+            (4, 2, 3, 60, 5, 2, 1, 1, 1, 1, torch.float16), (1, 1, 1, 1, 1, 0, 0, 0, 1, 0, torch.bfloat16),
+            (1, 1, 19, 150, 2, 70, 1, 1, 1, 0, torch.float16), (0, 3, 9, 300, 4, 5, 1, 1, 1, 0, torch.bfloat16),
+            (1, 1, 2, 4096, 1, 0, 0, 0, 1, 0, torch.bfloat16), (1, 1, 4, 64, 2, 0, 0, 0, 1, 1, torch.bfloat16)]:
+        name = f"gain ranks{spread} G{G} C{C} N{N} h{h} P{prefix} w{weighted} cls{learned} alpha{scaled} +{offset} {dtype}"
+        if only and only not in name:
+            continue
+        g = torch.Generator("cuda").manual_seed(7)
+        ranks = torch.stack([torch.randperm(max(spread, 1) * N, generator=g, device="cuda")[:N] for _ in range(G * C)])
+        ranks = (ranks if spread else ranks // 2).view(G, C, 1, N).int()
+        rand = lambda *s: torch.rand(*s, generator=g, device="cuda")
+        leaves = [-min(0.05, 10 / N) * rand(C, h), rand(C, h) - 0.2 if weighted else None, -rand(h) if learned else None,
+                  2 * rand(h) - 1 if scaled else None]
+        if C > 1:
+            leaves[0][0, 0] = -math.inf  # only a token itself
+        size = prefix + N
+        dgain = torch.randn(G, h, size, size, generator=g, device="cuda")
+
+        def reference(t):
+            x = [None if y is None else y.to(t).requires_grad_() for y in leaves]
+            table = mask_reference(ranks, x[0].clamp_min(-1e4), x[1], prefix, x[2], False)
+            table = (table if x[3] is None else table * x[3][:, None, None]) + offset
+            used = [y for y in x if y is not None]
+            grads = iter(torch.autograd.grad(table, used, dgain.to(t), allow_unused=True))
+            return [table.detach()] + [None if y is None else next(grads) for y in x]
+
+        ref, base = reference(torch.float64), reference(torch.float32)
+        args = (ranks, leaves[0], leaves[1], prefix, leaves[2], leaves[3], offset)
+        records = kernels.gain_forward(dtype, *args)
+        table, allowed = unpacked(records, dtype, size)
+        wrong = float(((table - ref[0]).abs() - allowed - 2e-6 * ref[0].abs()).max())
+        row = [] if wrong <= 0 else [f"out: {wrong:.2e} more than 16 bits may differ"]
+        grads = kernels.gain_backward(dgain, *args[:-1])
+        again = kernels.gain_backward(dgain, *args[:-1])
+        for n, x, r, p, y in zip(("dlog_decay", "dweight", "dprefix", "dalpha"), grads, ref[1:], base[1:], again):
+            if x is None:
+                continue
+            r, p = (torch.zeros_like(x).double() if t is None else t for t in (r, p))
+            e, pe = (error(t, r) if float(r.norm()) else float(t.norm()) for t in (x, p))
+            if not e <= 2 * pe + 2e-6 or not torch.equal(x, y):
+                row.append(f"{n} {e:.2e} (plain {pe:.2e}){'' if torch.equal(x, y) else ' bits differ'}")
+        if not torch.equal(records, kernels.gain_forward(dtype, *args)):
+            row.append("records: bits differ")
+        if row:
+            failures += 1
+            print("FAIL", name, "; ".join(row), flush=True)
+    return failures
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("library")
@@ -294,7 +348,7 @@ def main():
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     kernels = Kernels(args.library)
-    failures = check_mask(kernels, args.only) + check_attention(kernels, args.repeat, args.only)
+    failures = check_mask(kernels, args.only) + check_gain(kernels, args.only) + check_attention(kernels, args.repeat, args.only)
     if not args.only:
         failures += check_not_numbers(kernels) + check_far_curve(kernels)
     print("failures:", failures)

@@ -45,6 +45,41 @@ class MaskBackward(ctypes.Structure):
     _fields_ = [("mask", Mask)] + [(n, PTR) for n in ("dout", "dlog_decay", "dweight", "dprefix_decay")]
 
 
+class Gain(ctypes.Structure):
+    _fields_ = [("mask", Mask), ("alpha", PTR), ("offset", ctypes.c_float)]
+
+
+class GainForward(ctypes.Structure):
+    _fields_ = [("gain", Gain), ("dtype", I32), ("out", PTR)]
+
+
+class GainBackward(ctypes.Structure):
+    _fields_ = [("gain", Gain)] + [(n, PTR) for n in ("dgain", "dlog_decay", "dweight", "dprefix_decay", "dalpha")]
+
+
+TILE, RECORD = 64, 64 * 128 + 128
+
+
+def unpacked(records, dtype, size):
+    """Records of a table [G,h,key tiles,query tiles,bytes] as the table in float64, and per number the largest error that its
+    16 bits may have."""
+    G, h, tiles = records.shape[:3]
+    rows = records[..., :TILE * 128].reshape(G, h, tiles, tiles, TILE, 8, 16)
+    piece = torch.arange(8, device="cuda") ^ (torch.arange(TILE, device="cuda") % 8)[:, None]
+    rows = rows.gather(-2, piece[..., None].expand(*rows.shape[:-2], 8, 16))
+    rows = rows.contiguous().view(G, h, tiles, tiles, TILE, 128)
+    ranges = records[..., TILE * 128:].contiguous().view(torch.float32)
+    base, slope = (ranges[..., x].double()[..., None, None] for x in (0, 1))
+    if dtype == torch.bfloat16:
+        numbers, precise = rows.view(torch.float16).double(), 5e-4
+    else:
+        bits = rows.view(torch.int16).int() & 0xffff
+        numbers, precise = ((bits << 8) + 0x3f000000).view(torch.float32).double(), 1.6e-5
+    table = (base + slope * numbers).permute(0, 1, 3, 4, 2, 5)
+    allowed = (precise * slope.abs()).expand_as(numbers).permute(0, 1, 3, 4, 2, 5)
+    return tuple(x.reshape(G, h, tiles * TILE, tiles * TILE)[..., :size, :size] for x in (table, allowed))
+
+
 def heads(x):
     return Heads() if x is None else Heads(x.data_ptr(), x.stride(0), x.stride(1), x.stride(2))
 
@@ -62,7 +97,7 @@ class Kernels:
     def __init__(self, library):
         self.lib = ctypes.CDLL(library)
         for name in ("attention_forward_scratch", "attention_backward_scratch", "decay_mask_forward_scratch",
-                     "decay_mask_backward_scratch"):
+                     "decay_mask_backward_scratch", "decay_gain_forward_scratch", "decay_gain_backward_scratch"):
             getattr(self.lib, name).restype = ctypes.c_size_t
 
     def _run(self, name, p, *path, poison=False):
@@ -127,4 +162,18 @@ class Kernels:
         m = self._mask(ranks, log_decay, weight, prefix, prefix_decay, log_space)
         grads = [None if x is None else torch.full_like(x, float("nan")) for x in (log_decay, weight, prefix_decay)]
         self._run("decay_mask_backward", MaskBackward(m, dout.data_ptr(), *(pointer(g) for g in grads)))
+        return grads
+
+    def gain_forward(self, dtype, ranks, log_decay, weight=None, prefix=0, prefix_decay=None, alpha=None, offset=0.0):
+        """Records, uint8 [G,h,key tiles,query tiles,bytes]."""
+        gain = Gain(self._mask(ranks, log_decay, weight, prefix, prefix_decay, False), pointer(alpha), offset)
+        tiles = -(-(prefix + ranks.size(3)) // TILE)
+        out = torch.full((ranks.size(0), log_decay.size(-1), tiles, tiles, RECORD), 255, dtype=torch.uint8, device="cuda")
+        self._run("decay_gain_forward", GainForward(gain, DTYPES[dtype], out.data_ptr()))
+        return out
+
+    def gain_backward(self, dgain, ranks, log_decay, weight=None, prefix=0, prefix_decay=None, alpha=None, offset=0.0):
+        gain = Gain(self._mask(ranks, log_decay, weight, prefix, prefix_decay, False), pointer(alpha), offset)
+        grads = [None if x is None else torch.full_like(x, float("nan")) for x in (log_decay, weight, prefix_decay, alpha)]
+        self._run("decay_gain_backward", GainBackward(gain, dgain.data_ptr(), *(pointer(g) for g in grads)), poison=True)
         return grads

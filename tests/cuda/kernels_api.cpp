@@ -6,6 +6,8 @@
 namespace cuda = violin::kernels::cuda;
 using violin::kernels::AttentionBackward;
 using violin::kernels::AttentionForward;
+using violin::kernels::DecayGainBackward;
+using violin::kernels::DecayGainForward;
 using violin::kernels::DecayMaskBackward;
 using violin::kernels::DecayMaskForward;
 
@@ -47,6 +49,18 @@ int decay_mask_forward(const DecayMaskForward* p, void* scratch, void* stream) {
   return cuda::launch(*p, scratch, stream_of(stream));
 }
 int decay_mask_backward(const DecayMaskBackward* p, void* scratch, void* stream) {
+  return cuda::launch(*p, scratch, stream_of(stream));
+}
+std::size_t decay_gain_forward_scratch(const DecayGainForward*) {
+  return 0;
+}
+std::size_t decay_gain_backward_scratch(const DecayGainBackward* p) {
+  return cuda::scratch_bytes(*p);
+}
+int decay_gain_forward(const DecayGainForward* p, void*, void* stream) {
+  return cuda::launch(*p, stream_of(stream));
+}
+int decay_gain_backward(const DecayGainBackward* p, void* scratch, void* stream) {
   return cuda::launch(*p, scratch, stream_of(stream));
 }
 }

@@ -205,6 +205,60 @@ def packed_gains():
         torch.library.opcheck(torch.ops.violin._pack_gain.default, (torch.rand(3, 150, 150, device="cuda"), q))
 
 
+def gains_of_masks():
+    """A gain packed as it is made of a mask's parameters gives what the table gives, forward and backward."""
+    if os.environ.get("VIOLIN_PATH") == "reference":
+        return
+    ops = torch.ops.violin
+    ranks = ops.curve_ranks("violin", [12, 13]).cuda()
+    heads, prefix, tokens = 3, 2, 158
+    for dtype, plus_one in ((torch.bfloat16, False), (torch.float16, True)):
+        q, k, v, dout = (torch.randn(6, heads, tokens, 64, device="cuda").to(dtype) for _ in range(4))
+        qkv = torch.stack((q, k, v), 2).permute(0, 3, 2, 1, 4).contiguous()
+        parameters = [-0.2 * torch.rand(8, heads, device="cuda"), torch.rand(8, heads, device="cuda"),
+                      -torch.rand(heads, device="cuda"), torch.rand(heads, device="cuda") + 0.5]
+        leaves = [x.requires_grad_() for x in parameters]
+        decay, weight, edge, alpha = leaves
+
+        def by_table(x, packed_projection):
+            gain = ops.decay_mask(ranks, decay, weight, prefix, edge) * alpha[:, None, None] + int(plus_one)
+            return ops.attention_qkv(x[0], gain) if packed_projection else ops.attention(*x, gain)
+
+        def by_handle(x, packed_projection):
+            gain, handle = ops._decay_gain(ranks, decay, weight, prefix, edge, alpha, plus_one, dtype)
+            if packed_projection:
+                return ops.attention_qkv(x[0], gain, None, None, None, handle)
+            return ops.attention(*x, gain, None, None, None, handle)
+
+        for packed_projection in (False, True):
+            inputs = [qkv.clone().requires_grad_()] if packed_projection else [x.clone().requires_grad_() for x in (q, k, v)]
+            back = dout.transpose(1, 2) if packed_projection else dout
+            expected = by_table(inputs, packed_projection)
+            wanted = torch.autograd.grad(expected, [*inputs, *leaves], back)
+            compiled = torch.compile(by_handle, fullgraph=True)
+            for name, function in (("eager", by_handle), ("compiled", compiled)):
+                out = function(inputs, packed_projection)
+                grads = torch.autograd.grad(out, [*inputs, *leaves], back)
+                for n, x, y in zip(("out", *"xyz"[:len(inputs)], "decay", "weight", "edge", "alpha"), (out, *grads),
+                                   (expected, *wanted)):
+                    e = error(x, y.double())
+                    check(x.shape == y.shape and e < 2e-3, f"{dtype} {name} gain of a mask, {n}: {e:.1e}")
+            with torch.no_grad():
+                check(torch.equal(by_handle(inputs, packed_projection), out), f"{dtype} gain of a mask without gradients")
+        # Only some of the parameters want a gradient.
+        weight.requires_grad_(False)
+        gain, handle = ops._decay_gain(ranks, decay, weight, prefix, None, alpha, plus_one, dtype)
+        grads = torch.autograd.grad(ops.attention(q, k, v, gain, None, None, None, handle), [decay, alpha], dout)
+        check(all(x.isfinite().all() for x in grads), f"{dtype} gain of a mask: some gradients")
+        constants = [x.detach() for x in leaves]
+        args = (ranks, *constants[:2], prefix, *constants[2:])
+        torch.library.opcheck(ops._decay_gain_forward.default, (*args, plus_one, dtype))
+        torch.library.opcheck(ops._decay_gain.default, (*args, plus_one, dtype),
+                              test_utils=("test_schema", "test_faketensor"))  # a handle has no numbers to compare
+        torch.library.opcheck(ops._decay_gain_backward.default,
+                              (torch.randn(heads, tokens, tokens, device="cuda"), *args, [True] * 4))
+
+
 def other_threads():
     """A thread that has not used the device before."""
     q = torch.randn(5, 4, 197, 64, device="cuda").bfloat16()
@@ -330,7 +384,7 @@ def main():
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    for test in (cases_against_float64, packed_equals_views, packed_gains, other_threads, lambda: same_bits(args.repeat), streams_and_graphs,
+    for test in (cases_against_float64, packed_equals_views, packed_gains, gains_of_masks, other_threads, lambda: same_bits(args.repeat), streams_and_graphs,
                  mask_against_float64, gradients_by_differences):
         try:
             test()

@@ -304,11 +304,11 @@ TEST(Mask, TablesBuiltTogetherAreThoseBuiltOneByOne) {
     masks.push_back(masks[0]);
     const auto gradients = [&](bool together) {
       for (at::Tensor& parameter : model.parameters()) parameter.mutable_grad() = at::Tensor();
-      nn::LayerTables layers(masks, {3, 4}, 1);
+      nn::LayerTables layers(masks, {3, 4}, 1, at::kFloat);
       std::vector<at::Tensor> result;
       at::Tensor sum = at::zeros({});
       for (std::size_t i = 0; i < masks.size(); ++i) {
-        const ops::Tables tables = together              ? layers.take(i)
+        const ops::Tables tables = together              ? layers.take(i, false)
                                    : masks[i] == nullptr ? ops::Tables{}
                                                          : masks[i]->tables({3, 4}, 1);
         for (const ops::MaybeTensor* table : {&tables.gain, &tables.bias, &tables.after}) {

@@ -46,4 +46,28 @@ struct DecayMaskBackward {
   void* dprefix_decay = nullptr;
 };
 
+// A gain made of a mask, offset + alpha[h] M, in the packed form that GPU kernels read (attention.h), and the gradient
+// of what it is made of. One axis; ranks below 2^23; float32.
+struct DecayGain {
+  DecayMask mask;
+  const float* alpha = nullptr;  // [h]; null: 1
+  float offset = 0;
+};
+
+struct DecayGainForward {
+  DecayGain gain;
+  DType dtype = DType::kBFloat16;  // of q, k, v: kFloat16 or kBFloat16
+  void* out = nullptr;             // [G,h] packed
+};
+
+struct DecayGainBackward {
+  DecayGain gain;
+  const float* dgain = nullptr;  // [G,h,P+N,P+N] contiguous
+  // Null where not wanted; like their inputs.
+  float* dlog_decay = nullptr;
+  float* dweight = nullptr;
+  float* dprefix_decay = nullptr;
+  float* dalpha = nullptr;
+};
+
 }  // namespace violin::kernels

@@ -51,8 +51,8 @@ void Attention::unplug() {
 
 // [B,T,3,h,d] -> [B,T,h,d]
 at::Tensor Attention::attend(const at::Tensor& packed, const ops::Tables& tables) {
-  if (attn_drop_ > 0 && is_training()) return attention_with_dropout(packed, tables, attn_drop_);
-  if (!tables.after) return ops::attention_qkv(packed, tables.gain, tables.bias, tables.gate);
+  if (reads_tables()) return attention_with_dropout(packed, tables, attn_drop_);
+  if (!tables.after) return ops::attention_qkv(packed, tables.gain, tables.bias, tables.gate, {}, tables.handle);
   return ops::masked_attention(unpacked(packed, 0), unpacked(packed, 1), unpacked(packed, 2), tables).transpose(1, 2);
 }
 

@@ -32,6 +32,8 @@ class Attention : public torch::nn::Module {
   void unplug();
 
   std::int64_t heads() const { return heads_; }
+  // Whether forward() itself reads the numbers of the tables, which a packed gain does not have.
+  bool reads_tables() const { return attn_drop_ > 0 && is_training(); }
 
   std::shared_ptr<Linear> qkv, proj;
   std::shared_ptr<Mask> violin;  // null: vanilla

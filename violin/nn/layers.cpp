@@ -15,12 +15,6 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-// The type that products are computed in: autocast's, or the tensor's own.
-at::ScalarType product_type(const at::Tensor& x) {
-  const at::DeviceType device = x.device().type();
-  return at::autocast::is_autocast_enabled(device) ? at::autocast::get_autocast_dtype(device) : x.scalar_type();
-}
-
 void only_first_derivative(const char* what) {
   if (at::GradMode::is_enabled()) throw Error(std::string(what) + " has no second derivative on GPUs");
 }
@@ -86,6 +80,11 @@ std::uint64_t mixed(std::uint64_t x) {
 }
 
 }  // namespace
+
+at::ScalarType product_type(const at::Tensor& x) {
+  const at::DeviceType device = x.device().type();
+  return at::autocast::is_autocast_enabled(device) ? at::autocast::get_autocast_dtype(device) : x.scalar_type();
+}
 
 at::Generator generator_for(std::uint64_t seed, const std::string& name) {
   std::uint64_t hash = mixed(seed);

@@ -15,6 +15,9 @@ namespace violin::nn {
 // more, another head) agree in all other initial weights.
 at::Generator generator_for(std::uint64_t seed, const std::string& name);
 
+// The type that products are computed in: autocast's, or the tensor's own.
+at::ScalarType product_type(const at::Tensor& x);
+
 // y = x W^T + b, with a low-rank adapter beside W on request:
 //   lora   W + s B A                      s = alpha / rank
 //   dora   m o V / |V|, V = W + s B A     |V|: norm of each output row

@@ -11,6 +11,7 @@
 #include "violin/curves/curves.h"
 #include "violin/error.h"
 #include "violin/nn/layers.h"
+#include "violin/ops/decay_gain.h"
 
 namespace violin::nn {
 namespace {
@@ -309,6 +310,19 @@ ops::Tables Mask::tables(const Size& grid, std::int64_t prefix) {
   return result;
 }
 
+std::optional<ops::Tables> Mask::packed_tables(const Size& grid, std::int64_t prefix, at::ScalarType dtype) {
+  const bool multiplies = strategy_ == ops::Strategy::kMulV1 || strategy_ == ops::Strategy::kMulV2;
+  if (!multiplies || names_.empty() || static_cast<std::int64_t>(heads_.size()) != layer_heads_) return std::nullopt;
+  const std::lock_guard lock(mutex_);
+  if (frozen(grid, prefix) != nullptr) return std::nullopt;
+  const at::Tensor decay = log_decay();
+  const at::Tensor order = ranks(grid, decay.device());
+  if (!ops::packs_decay_gains(decay, order.size(1), dtype)) return std::nullopt;
+  auto [gain, handle] = ops::decay_gain(order, decay, optional(curve_weight), prefix, optional(log_prefix_decay(*this)),
+                                        optional(alpha), strategy_ == ops::Strategy::kMulV2, dtype);
+  return ops::Tables{.gain = gain, .bias = {}, .gate = {}, .after = {}, .handle = handle};
+}
+
 void Mask::freeze(const Size& grid, std::int64_t prefix) {
   const std::lock_guard lock(mutex_);
   Kept entry = made(grid, prefix);  // first, so that a failure leaves all as it was
@@ -382,13 +396,15 @@ bool Mask::like(const Mask& other) const {
   return config_ == other.config_ && layer_heads_ == other.layer_heads_ && native_tokens_ == other.native_tokens_;
 }
 
-LayerTables::LayerTables(std::vector<Mask*> masks, const Size& grid, std::int64_t prefix)
-    : masks_(std::move(masks)), grid_(grid), prefix_(prefix) {}
+LayerTables::LayerTables(std::vector<Mask*> masks, const Size& grid, std::int64_t prefix, at::ScalarType dtype)
+    : masks_(std::move(masks)), grid_(grid), prefix_(prefix), dtype_(dtype) {}
 
-ops::Tables LayerTables::take(std::size_t layer) {
+ops::Tables LayerTables::take(std::size_t layer, bool readable) {
   if (layer >= begin_ && layer - begin_ < made_.size()) return std::exchange(made_[layer - begin_], {});
   Mask* first = masks_[layer];
   if (first == nullptr) return {};
+  if (readable) return first->tables(grid_, prefix_);
+  if (auto packed = first->packed_tables(grid_, prefix_, dtype_)) return *packed;
   // This layer and those behind it that are alike and build tables in this call, as many as go together.
   std::vector<Mask*> group = {first};
   const std::int64_t tokens = prefix_ + grid_.height * grid_.width;

@@ -8,6 +8,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,9 @@ class Mask : public torch::nn::Module, public MaskParameters {
 
   // For prefix + height*width tokens; tables are [h,N,N] over all heads of the layer.
   ops::Tables tables(const Size& grid, std::int64_t prefix);
+  // The same where the gain can be made packed for q, k, v of this type, which takes no longer than to pack a table:
+  // then it is made in every call, with gradient, and nothing is kept. Only the attention operators can read it.
+  std::optional<ops::Tables> packed_tables(const Size& grid, std::int64_t prefix, at::ScalarType dtype);
 
   // log gamma, [C,h] or [C,A,h], with gradient.
   at::Tensor log_decay() const;
@@ -116,14 +120,16 @@ class Mask : public torch::nn::Module, public MaskParameters {
 class LayerTables {
  public:
   // One entry per layer, null where it has no mask.
-  LayerTables(std::vector<Mask*> masks, const Size& grid, std::int64_t prefix);
-  // Each layer once, in order; nothing is kept here afterwards.
-  ops::Tables take(std::size_t layer);
+  // dtype: of q, k, v.
+  LayerTables(std::vector<Mask*> masks, const Size& grid, std::int64_t prefix, at::ScalarType dtype);
+  // Each layer once, in order; nothing is kept here afterwards. readable: for others than the attention operators too.
+  ops::Tables take(std::size_t layer, bool readable);
 
  private:
   std::vector<Mask*> masks_;
   Size grid_;
   std::int64_t prefix_;
+  at::ScalarType dtype_;
   std::size_t begin_ = 0;  // first layer of made_
   std::vector<ops::Tables> made_;
 };

@@ -214,12 +214,14 @@ Observed VisionTransformer::observe(const at::Tensor& images, const Observe& wha
   std::vector<Mask*> masks;
   masks.reserve(blocks.size());
   for (const auto& block : blocks) masks.push_back(block->attn->violin.get());
-  LayerTables tables(std::move(masks), result.grid, prefix);
+  LayerTables tables(std::move(masks), result.grid, prefix, product_type(x));
+  const bool fused = config_.embed_dim / config_.num_heads <= ops::kLargestFusedHead;
   for (std::int64_t i = 0; i < config_.depth; ++i) {
     const auto request = what.attention.find(i);
     at::Tensor rows;
     Block& block = *blocks[static_cast<std::size_t>(i)];
-    x = block.forward(x, tables.take(static_cast<std::size_t>(i)),
+    const bool readable = !fused || block.attn->reads_tables() || request != what.attention.end();
+    x = block.forward(x, tables.take(static_cast<std::size_t>(i), readable),
                       dropping && block.drop_path_rate() > 0 ? draws.narrow(0, 2 * i, 2) : at::Tensor(),
                       request == what.attention.end() ? nullptr : &request->second, &rows);
     if (rows.defined()) result.attention[i] = rows;

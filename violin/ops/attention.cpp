@@ -18,15 +18,16 @@ MaybeTensor or_nothing(const at::Tensor& tensor) {
   return tensor.defined() ? MaybeTensor(tensor) : std::nullopt;
 }
 
-// Which of the first tensors that were saved somebody wants a gradient of. The context counts only tensors that were
-// given.
-template <std::size_t n>
-std::array<bool, n> needed(const AutogradContext* context, const variable_list& saved) {
+// Which of the first tensors that were saved somebody wants a gradient of; that of the gain, at kGain, may be wanted by
+// the handle, the last argument. The context counts only tensors that were given.
+template <std::size_t n, std::size_t kGain>
+std::array<bool, n> needed(AutogradContext* context, const variable_list& saved) {
   std::array<bool, n> need{};
   std::size_t edge = 0;
   for (std::size_t i = 0; i < n; ++i) {
     if (saved[i].defined()) need[i] = context->needs_input_grad(edge++);
   }
+  if (context->saved_data["handle"].toBool()) need[kGain] = context->needs_input_grad(edge);
   return need;
 }
 
@@ -48,31 +49,50 @@ at::Tensor gain_for(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
   return q.sym_size(-1) <= kLargestFusedHead ? pack_gain(table, q) : table;
 }
 
-// What the gradient of a gain that was packed has to become.
-void remember_form(AutogradContext* context, const MaybeTensor& gain, const at::Tensor& taken) {
-  const at::Tensor table = or_undefined(gain);
+// What the gradient of a gain that was packed has to become: like the gain, or like the handle.
+void remember_form(AutogradContext* context, const MaybeTensor& gain, const at::Tensor& taken,
+                   const MaybeTensor& handle) {
+  const at::Tensor asks = or_undefined(handle);
+  context->saved_data["handle"] = asks.defined();
+  const at::Tensor table = asks.defined() ? asks : or_undefined(gain);
   if (!taken.defined() || !is_packed_gain(taken) || is_packed_gain(table)) return;
   const TableForm form = form_of(table);
   context->saved_data["gain"] =
       std::vector<std::int64_t>{form.dim, form.one_group, form.one_head, static_cast<std::int64_t>(form.type)};
 }
-at::Tensor gain_gradient(AutogradContext* context, const at::Tensor& gradient) {
+// Of the gain and of the handle: one of them.
+Tensors2 gain_gradients(AutogradContext* context, at::Tensor gradient) {
   const auto found = context->saved_data.find("gain");
-  if (found == context->saved_data.end() || !gradient.defined()) return gradient;
-  const std::vector<std::int64_t> form = found->second.toIntVector();
-  return like_table(gradient, {form[0], form[1] != 0, form[2] != 0, static_cast<at::ScalarType>(form[3])});
+  if (found != context->saved_data.end() && gradient.defined()) {
+    const std::vector<std::int64_t> form = found->second.toIntVector();
+    gradient = like_table(gradient, {form[0], form[1] != 0, form[2] != 0, static_cast<at::ScalarType>(form[3])});
+  }
+  if (context->saved_data["handle"].toBool()) return {at::Tensor(), gradient};
+  return {gradient, at::Tensor()};
+}
+
+void check_handle(const MaybeTensor& handle, const MaybeTensor& gain, const AttentionSizes& sizes) {
+  const at::Tensor given = or_undefined(handle);
+  if (!given.defined()) return;
+  const at::Tensor table = or_undefined(gain);
+  TORCH_CHECK_VALUE(table.defined() && is_packed_gain(table) && (given.dim() == 3 || given.dim() == 4) &&
+                        given.sym_size(-3) == table.sym_size(1) && given.sym_size(-2) == sizes.queries &&
+                        given.sym_size(-1) == sizes.keys,
+                    "violin::attention: handle has shape ", given.sym_sizes(),
+                    "; expected the one that came with the packed gain");
 }
 
 struct Attention : torch::autograd::Function<Attention> {
   static variable_list forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                const MaybeTensor& gain, const MaybeTensor& bias, const MaybeTensor& gate,
-                               std::optional<double> scale) {
+                               std::optional<double> scale, const MaybeTensor& handle) {
     at::AutoDispatchBelowADInplaceOrView below;
+    if (handle) check_handle(handle, gain, check_attention(q, k, v, gain, bias, gate));
     const at::Tensor taken = gain_for(q, k, v, gain, bias, gate);
     auto [out, lse] = attention_forward(q, k, v, or_nothing(taken), bias, gate, scale);
     context->save_for_backward({q, k, v, taken, or_undefined(bias), or_undefined(gate), out, lse});
     context->saved_data["scale"] = scale;
-    remember_form(context, gain, taken);
+    remember_form(context, gain, taken, handle);
     context->mark_non_differentiable({lse});
     return {out, lse};
   }
@@ -81,23 +101,26 @@ struct Attention : torch::autograd::Function<Attention> {
     const variable_list saved = context->get_saved_variables();
     auto [dq, dk, dv, dgain, dbias, dgate] = attention_backward(
         gradients[0], saved[0], saved[1], saved[2], or_nothing(saved[3]), or_nothing(saved[4]), or_nothing(saved[5]),
-        saved[6], saved[7], context->saved_data["scale"].to<std::optional<double>>(), needed<6>(context, saved));
-    return {dq, dk, dv, gain_gradient(context, dgain), dbias, dgate, at::Tensor()};
+        saved[6], saved[7], context->saved_data["scale"].to<std::optional<double>>(), needed<6, 3>(context, saved));
+    auto [of_gain, of_handle] = gain_gradients(context, dgain);
+    return {dq, dk, dv, of_gain, dbias, dgate, at::Tensor(), of_handle};
   }
 };
 
 struct AttentionQkv : torch::autograd::Function<AttentionQkv> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& qkv, const MaybeTensor& gain,
-                            const MaybeTensor& bias, const MaybeTensor& gate, std::optional<double> scale) {
+                            const MaybeTensor& bias, const MaybeTensor& gate, std::optional<double> scale,
+                            const MaybeTensor& handle) {
     at::AutoDispatchBelowADInplaceOrView below;
     check_packed(qkv);
     const at::Tensor q = unpack(qkv, 0), k = unpack(qkv, 1), v = unpack(qkv, 2);
+    if (handle) check_handle(handle, gain, check_attention(q, k, v, gain, bias, gate));
     const at::Tensor taken = gain_for(q, k, v, gain, bias, gate);
     auto [out, lse] = attention_forward(q, k, v, or_nothing(taken), bias, gate, scale);
     at::Tensor result = out.transpose(1, 2);
     context->save_for_backward({qkv, taken, or_undefined(bias), or_undefined(gate), result, lse});
     context->saved_data["scale"] = scale;
-    remember_form(context, gain, taken);
+    remember_form(context, gain, taken, handle);
     return result;
   }
 
@@ -106,38 +129,41 @@ struct AttentionQkv : torch::autograd::Function<AttentionQkv> {
     auto [dqkv, dgain, dbias, dgate] =
         attention_qkv_backward(gradients[0].transpose(1, 2), saved[0], or_nothing(saved[1]), or_nothing(saved[2]),
                                or_nothing(saved[3]), saved[4].transpose(1, 2), saved[5],
-                               context->saved_data["scale"].to<std::optional<double>>(), needed<4>(context, saved));
-    return {dqkv, gain_gradient(context, dgain), dbias, dgate, at::Tensor()};
+                               context->saved_data["scale"].to<std::optional<double>>(), needed<4, 1>(context, saved));
+    auto [of_gain, of_handle] = gain_gradients(context, dgain);
+    return {dqkv, of_gain, dbias, dgate, at::Tensor(), of_handle};
   }
 };
 
 Tensors2 attention_with_lse_autograd(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                      const MaybeTensor& gain, const MaybeTensor& bias, const MaybeTensor& gate,
                                      std::optional<double> scale) {
-  variable_list results = Attention::apply(q, k, v, gain, bias, gate, scale);
+  variable_list results = Attention::apply(q, k, v, gain, bias, gate, scale, MaybeTensor());
   return {results[0], results[1]};
 }
 
 at::Tensor attention_autograd(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,
-                              const MaybeTensor& bias, const MaybeTensor& gate, std::optional<double> scale) {
-  return Attention::apply(q, k, v, gain, bias, gate, scale)[0];
+                              const MaybeTensor& bias, const MaybeTensor& gate, std::optional<double> scale,
+                              const MaybeTensor& handle) {
+  return Attention::apply(q, k, v, gain, bias, gate, scale, handle)[0];
 }
 
 at::Tensor attention_qkv_autograd(const at::Tensor& qkv, const MaybeTensor& gain, const MaybeTensor& bias,
-                                  const MaybeTensor& gate, std::optional<double> scale) {
-  return AttentionQkv::apply(qkv, gain, bias, gate, scale);
+                                  const MaybeTensor& gate, std::optional<double> scale, const MaybeTensor& handle) {
+  return AttentionQkv::apply(qkv, gain, bias, gate, scale, handle);
 }
 
 // Below autograd, on every device.
 at::Tensor attention_any(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,
-                         const MaybeTensor& bias, const MaybeTensor& gate, std::optional<double> scale) {
+                         const MaybeTensor& bias, const MaybeTensor& gate, std::optional<double> scale,
+                         const MaybeTensor&) {
   return std::get<0>(attention_forward(q, k, v, gain, bias, gate, scale));
 }
 
 at::Tensor attention_qkv_any(const at::Tensor& qkv, const MaybeTensor& gain, const MaybeTensor& bias,
-                             const MaybeTensor& gate, std::optional<double> scale) {
+                             const MaybeTensor& gate, std::optional<double> scale, const MaybeTensor& handle) {
   check_packed(qkv);
-  return attention_any(unpack(qkv, 0), unpack(qkv, 1), unpack(qkv, 2), gain, bias, gate, scale).transpose(1, 2);
+  return attention_any(unpack(qkv, 0), unpack(qkv, 1), unpack(qkv, 2), gain, bias, gate, scale, handle).transpose(1, 2);
 }
 
 // Autocast makes q, k and v 16 bits wide. Tables stay what they are: a mask close to 1 has no 16-bit form.
@@ -150,9 +176,10 @@ struct Autocast {
       device == at::kCUDA ? c10::DispatchKey::AutocastCUDA : c10::DispatchKey::AutocastCPU;
 
   static at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,
-                              const MaybeTensor& bias, const MaybeTensor& gate, std::optional<double> scale) {
+                              const MaybeTensor& bias, const MaybeTensor& gate, std::optional<double> scale,
+                              const MaybeTensor& handle) {
     c10::impl::ExcludeDispatchKeyGuard without_autocast(kKey);
-    return ops::attention(cast(q), cast(k), cast(v), gain, bias, gate, scale);
+    return ops::attention(cast(q), cast(k), cast(v), gain, bias, gate, scale, handle);
   }
   static Tensors2 attention_with_lse(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                      const MaybeTensor& gain, const MaybeTensor& bias, const MaybeTensor& gate,
@@ -161,9 +188,9 @@ struct Autocast {
     return ops::attention_with_lse(cast(q), cast(k), cast(v), gain, bias, gate, scale);
   }
   static at::Tensor attention_qkv(const at::Tensor& qkv, const MaybeTensor& gain, const MaybeTensor& bias,
-                                  const MaybeTensor& gate, std::optional<double> scale) {
+                                  const MaybeTensor& gate, std::optional<double> scale, const MaybeTensor& handle) {
     c10::impl::ExcludeDispatchKeyGuard without_autocast(kKey);
-    return ops::attention_qkv(cast(qkv), gain, bias, gate, scale);
+    return ops::attention_qkv(cast(qkv), gain, bias, gate, scale, handle);
   }
   static void add_to(torch::Library& library) {
     library.impl("attention", attention);

@@ -9,9 +9,6 @@ namespace violin::ops {
 
 kernels::DType kernel_type(at::ScalarType type);
 
-// Head dimensions above it use the reference on CUDA.
-constexpr std::int64_t kLargestFusedHead = 128;
-
 // Where the packed form of a gain [h or 1,Nq,Nk], with groups in front or without, goes.
 at::Tensor empty_packed(const at::Tensor& gain, const at::Tensor& q);
 

@@ -18,19 +18,24 @@ namespace {
 #define VIOLIN_MASK                                                                                     \
   "Tensor ranks, Tensor log_decay, Tensor? weight=None, int prefix=0, Tensor? prefix_decay=None, bool " \
   "log_space=False"
+#define VIOLIN_GAIN "Tensor ranks, Tensor log_decay, Tensor? weight, int prefix, Tensor? prefix_decay, Tensor? alpha"
 
 TORCH_LIBRARY(violin, library) {
   // Inputs keep their strides under torch.compile: the unit stride in d is a precondition.
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag, at::Tag::needs_fixed_stride_order};
-  library.def("attention(" VIOLIN_QKV ", " VIOLIN_TABLES_AND_SCALE ") -> Tensor", tags);
+  library.def("attention(" VIOLIN_QKV ", " VIOLIN_TABLES_AND_SCALE ", Tensor? handle=None) -> Tensor", tags);
   library.def("attention_with_lse(" VIOLIN_QKV ", " VIOLIN_TABLES_AND_SCALE ") -> (Tensor, Tensor)", tags);
-  library.def("attention_qkv(Tensor qkv, " VIOLIN_TABLES_AND_SCALE ") -> Tensor", tags);
+  library.def("attention_qkv(Tensor qkv, " VIOLIN_TABLES_AND_SCALE ", Tensor? handle=None) -> Tensor", tags);
   library.def("attention_rows(Tensor q, Tensor k, Tensor lse, Tensor rows, " VIOLIN_TABLES_AND_SCALE ") -> Tensor",
               tags);
   library.def("decay_mask(" VIOLIN_MASK ") -> Tensor", tags);
   library.def("curve_ranks(str curves, int[] grid, *, Device? device=None) -> Tensor", tags);
 
   library.def("_pack_gain(Tensor gain, Tensor q) -> Tensor", tags);
+  library.def("_decay_gain(" VIOLIN_GAIN ", bool plus_one, ScalarType dtype) -> (Tensor, Tensor)", tags);
+  library.def("_decay_gain_forward(" VIOLIN_GAIN ", bool plus_one, ScalarType dtype) -> Tensor", tags);
+  library.def("_decay_gain_backward(Tensor dgain, " VIOLIN_GAIN ", bool[4] need) -> (Tensor, Tensor, Tensor, Tensor)",
+              tags);
   library.def("_attention_forward(" VIOLIN_QKV ", " VIOLIN_TABLES_AND_SCALE ") -> (Tensor, Tensor)", tags);
   library.def("_attention_backward(Tensor dout, " VIOLIN_QKV
               ", Tensor? gain, Tensor? bias, Tensor? gate, Tensor out, Tensor lse, float? scale, bool[6] need) -> "
@@ -49,8 +54,9 @@ TORCH_LIBRARY(violin, library) {
 
 // Differentiating one of these is a second derivative, or a derivative of attention weights: an error that names them.
 TORCH_LIBRARY_IMPL(violin, Autograd, library) {
-  for (const char* name : {"_pack_gain", "_attention_forward", "_attention_backward", "_attention_qkv_backward",
-                           "_decay_mask_forward", "_decay_mask_backward", "attention_rows"}) {
+  for (const char* name :
+       {"_pack_gain", "_attention_forward", "_attention_backward", "_attention_qkv_backward", "_decay_mask_forward",
+        "_decay_mask_backward", "_decay_gain_forward", "_decay_gain_backward", "attention_rows"}) {
     library.impl(name, torch::autograd::autogradNotImplementedFallback());
   }
 }
@@ -68,8 +74,9 @@ c10::TypedOperatorHandle<Function> find(const char* name) {
   return op.call(__VA_ARGS__)
 
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,
-                     const MaybeTensor& bias, const MaybeTensor& gate, std::optional<double> scale) {
-  VIOLIN_CALL(attention, "attention", q, k, v, gain, bias, gate, scale);
+                     const MaybeTensor& bias, const MaybeTensor& gate, std::optional<double> scale,
+                     const MaybeTensor& handle) {
+  VIOLIN_CALL(attention, "attention", q, k, v, gain, bias, gate, scale, handle);
 }
 
 Tensors2 attention_with_lse(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,
@@ -78,8 +85,8 @@ Tensors2 attention_with_lse(const at::Tensor& q, const at::Tensor& k, const at::
 }
 
 at::Tensor attention_qkv(const at::Tensor& qkv, const MaybeTensor& gain, const MaybeTensor& bias,
-                         const MaybeTensor& gate, std::optional<double> scale) {
-  VIOLIN_CALL(attention_qkv, "attention_qkv", qkv, gain, bias, gate, scale);
+                         const MaybeTensor& gate, std::optional<double> scale, const MaybeTensor& handle) {
+  VIOLIN_CALL(attention_qkv, "attention_qkv", qkv, gain, bias, gate, scale, handle);
 }
 
 at::Tensor attention_rows(const at::Tensor& q, const at::Tensor& k, const at::Tensor& lse, const at::Tensor& rows,
@@ -101,6 +108,26 @@ at::Tensor curve_ranks(const std::string& curves, at::IntArrayRef grid) {
 
 at::Tensor pack_gain(const at::Tensor& gain, const at::Tensor& q) {
   VIOLIN_CALL(pack_gain, "_pack_gain", gain, q);
+}
+
+Tensors2 decay_gain(const at::Tensor& ranks, const at::Tensor& log_decay, const MaybeTensor& weight,
+                    std::int64_t prefix, const MaybeTensor& prefix_decay, const MaybeTensor& alpha, bool plus_one,
+                    at::ScalarType dtype) {
+  VIOLIN_CALL(decay_gain, "_decay_gain", ranks, log_decay, weight, prefix, prefix_decay, alpha, plus_one, dtype);
+}
+
+at::Tensor decay_gain_forward(const at::Tensor& ranks, const at::Tensor& log_decay, const MaybeTensor& weight,
+                              std::int64_t prefix, const MaybeTensor& prefix_decay, const MaybeTensor& alpha,
+                              bool plus_one, at::ScalarType dtype) {
+  VIOLIN_CALL(decay_gain_forward, "_decay_gain_forward", ranks, log_decay, weight, prefix, prefix_decay, alpha,
+              plus_one, dtype);
+}
+
+Tensors4 decay_gain_backward(const at::Tensor& dgain, const at::Tensor& ranks, const at::Tensor& log_decay,
+                             const MaybeTensor& weight, std::int64_t prefix, const MaybeTensor& prefix_decay,
+                             const MaybeTensor& alpha, std::array<bool, 4> need) {
+  VIOLIN_CALL(decay_gain_backward, "_decay_gain_backward", dgain, ranks, log_decay, weight, prefix, prefix_decay, alpha,
+              need);
 }
 
 Tensors2 attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,

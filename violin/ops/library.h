@@ -34,6 +34,20 @@ Tensors4 attention_qkv_backward(const at::Tensor& dout, const at::Tensor& qkv, c
                                 const MaybeTensor& bias, const MaybeTensor& gate, const at::Tensor& out,
                                 const at::Tensor& lse, std::optional<double> scale, std::array<bool, 4> need);
 
+// The gain offset + alpha M of a mask, packed for q, k, v of a 16-bit type on CUDA (decay_gain.h), and a tensor of its
+// shape without numbers: the attention operators take the former as `gain` and the latter as `handle`, through which
+// the gradient of the gain flows back to here. alpha [h]: 1 unless given; plus_one: the offset is 1 instead of 0.
+Tensors2 decay_gain(const at::Tensor& ranks, const at::Tensor& log_decay, const MaybeTensor& weight,
+                    std::int64_t prefix, const MaybeTensor& prefix_decay, const MaybeTensor& alpha, bool plus_one,
+                    at::ScalarType dtype);
+at::Tensor decay_gain_forward(const at::Tensor& ranks, const at::Tensor& log_decay, const MaybeTensor& weight,
+                              std::int64_t prefix, const MaybeTensor& prefix_decay, const MaybeTensor& alpha,
+                              bool plus_one, at::ScalarType dtype);
+// dlog_decay, dweight, dprefix_decay, dalpha; undefined where not needed.
+Tensors4 decay_gain_backward(const at::Tensor& dgain, const at::Tensor& ranks, const at::Tensor& log_decay,
+                             const MaybeTensor& weight, std::int64_t prefix, const MaybeTensor& prefix_decay,
+                             const MaybeTensor& alpha, std::array<bool, 4> need);
+
 at::Tensor decay_mask_forward(const at::Tensor& ranks, const at::Tensor& log_decay, const MaybeTensor& weight,
                               std::int64_t prefix, const MaybeTensor& prefix_decay, bool log_space);
 

@@ -13,12 +13,16 @@ namespace violin::ops {
 
 using MaybeTensor = std::optional<at::Tensor>;
 
+// Head dimensions above it use the reference on CUDA, which reads no packed gain.
+constexpr std::int64_t kLargestFusedHead = 128;
+
 // O = ( softmax( scale * Q K^T o gain + bias ) o gate ) V
 //   q [B,h,Nq,d], k, v [B,h,Nk,d]: unit stride in d, any other strides. gain, bias, gate: [G or nothing, h or 1, Nq,
 //   Nk], image b uses table b mod G. scale: 1/sqrt(d) unless given. Returns [B,h,Nq,d], laid out in memory as
-//   [B,Nq,h,d].
+//   [B,Nq,h,d]. handle: what receives the gradient of a gain that came packed (decay_gain in library.h).
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain = {},
-                     const MaybeTensor& bias = {}, const MaybeTensor& gate = {}, std::optional<double> scale = {});
+                     const MaybeTensor& bias = {}, const MaybeTensor& gate = {}, std::optional<double> scale = {},
+                     const MaybeTensor& handle = {});
 
 // The same, and the log-sum-exp of each row [B,h,Nq] (no gradient flows through it).
 std::tuple<at::Tensor, at::Tensor> attention_with_lse(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -28,7 +32,8 @@ std::tuple<at::Tensor, at::Tensor> attention_with_lse(const at::Tensor& q, const
 // The same for a packed projection qkv [B,N,3,h,d]: no copy on the way in, and one packed gradient on the way back.
 // Returns [B,N,h,d], contiguous.
 at::Tensor attention_qkv(const at::Tensor& qkv, const MaybeTensor& gain = {}, const MaybeTensor& bias = {},
-                         const MaybeTensor& gate = {}, std::optional<double> scale = {});
+                         const MaybeTensor& gate = {}, std::optional<double> scale = {},
+                         const MaybeTensor& handle = {});
 
 // Rows of the attention map on demand, from the log-sum-exp: for query tokens `rows` (int64 [R]) the weights that
 // multiply v, [B,h,R,Nk]. Nothing larger is formed.

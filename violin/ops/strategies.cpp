@@ -35,23 +35,23 @@ Tables compose(Strategy strategy, const at::Tensor& mask, const MaybeTensor& alp
   const at::Tensor scaled = alpha.has_value() ? mask * alpha->unsqueeze(-1).unsqueeze(-1) : mask;
   switch (strategy) {
     case Strategy::kMulV1:
-      return {.gain = scaled, .bias = {}, .gate = {}, .after = {}};
+      return {.gain = scaled, .bias = {}, .gate = {}, .after = {}, .handle = {}};
     case Strategy::kMulV2:
-      return {.gain = scaled + 1, .bias = {}, .gate = {}, .after = {}};
+      return {.gain = scaled + 1, .bias = {}, .gate = {}, .after = {}, .handle = {}};
     case Strategy::kAddV1:
     case Strategy::kLog:
-      return {.gain = {}, .bias = scaled, .gate = {}, .after = {}};
+      return {.gain = {}, .bias = scaled, .gate = {}, .after = {}, .handle = {}};
     case Strategy::kMulAfterSm:
-      return {.gain = {}, .bias = {}, .gate = scaled, .after = {}};
+      return {.gain = {}, .bias = {}, .gate = scaled, .after = {}, .handle = {}};
     case Strategy::kAddAfterSm:
-      return {.gain = {}, .bias = {}, .gate = {}, .after = scaled};
+      return {.gain = {}, .bias = {}, .gate = {}, .after = scaled, .handle = {}};
   }
   throw Error("a masking strategy that does not exist");
 }
 
 at::Tensor masked_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Tables& tables,
                             std::optional<double> scale) {
-  at::Tensor out = attention(q, k, v, tables.gain, tables.bias, tables.gate, scale);
+  at::Tensor out = attention(q, k, v, tables.gain, tables.bias, tables.gate, scale, tables.handle);
   if (!tables.after.has_value()) return out;
   // In the type of the mask, which 16 bits do not resolve; [G,h or 1,Nq,Nk] against image b = i G + g.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);

@@ -30,7 +30,8 @@ bool wants_log_mask(Strategy strategy);
 
 struct Tables {
   MaybeTensor gain, bias, gate;
-  MaybeTensor after;  // added to the attention weights behind the softmax
+  MaybeTensor after;   // added to the attention weights behind the softmax
+  MaybeTensor handle;  // of a gain that is packed: takes its gradient
 };
 
 // mask [h or 1,N,N], with G in front or without.

@@ -15,4 +15,8 @@ std::size_t scratch_bytes(const DecayMaskBackward& p);
 cudaError_t launch(const DecayMaskForward& p, void* scratch, cudaStream_t stream);
 cudaError_t launch(const DecayMaskBackward& p, void* scratch, cudaStream_t stream);
 
+std::size_t scratch_bytes(const DecayGainBackward& p);
+cudaError_t launch(const DecayGainForward& p, cudaStream_t stream);
+cudaError_t launch(const DecayGainBackward& p, void* scratch, cudaStream_t stream);
+
 }  // namespace violin::kernels::cuda

@@ -10,6 +10,8 @@
 // Either way the largest gain of a tile keeps all its bits and a constant tile is exact: masks close to 1 are resolved.
 #pragma once
 
+#include <cfloat>
+
 #include "violin/kernels/cuda/common.cuh"
 
 namespace violin::kernels::cuda {
@@ -54,6 +56,81 @@ __device__ __forceinline__ float widen(std::uint32_t pair, bool upper) {
     const __half2 both = reinterpret_cast<const __half2&>(pair);
     return upper ? __high2float(both) : __low2float(both);
   }
+}
+
+// Whoever makes a record has kRecordThreads threads, each with four pieces of eight neighbours in a row of the tile.
+constexpr int kRecordThreads = 128;
+__device__ __forceinline__ int piece_row(int x) {
+  return static_cast<int>(threadIdx.x) / 8 + 16 * x;
+}
+__device__ __forceinline__ int piece_column() {
+  return static_cast<int>(threadIdx.x) % 8 * 8;
+}
+// Finds the range of a tile of which `rows` x `columns` exist (kWhole: all of it) and brings a thread's pieces into 16
+// bits. Where the tile does not exist, values are free and become the number that the range is measured from. Returns
+// base and slope.
+template <class T, bool kWhole>
+__device__ __forceinline__ float2 encode_tile(const float (&values)[4][8], int rows, int columns, uint4 (&pieces)[4]) {
+  __shared__ float extremes[2][4];
+  float low = INFINITY;
+  float high = -INFINITY;
+  bool invalid = false;
+  const auto inside = [&](int x, int e) { return kWhole || (piece_row(x) < rows && piece_column() + e < columns); };
+#pragma unroll
+  for (int x = 0; x < 4; ++x)
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      low = inside(x, e) ? fminf(low, values[x][e]) : low;
+      high = inside(x, e) ? fmaxf(high, values[x][e]) : high;
+      invalid = invalid || (inside(x, e) && isnan(values[x][e]));
+    }
+  for (int s = 16; s > 0; s /= 2) {
+    low = fminf(low, __shfl_xor_sync(0xffffffffu, low, s));
+    high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, s));
+  }
+  if (threadIdx.x % 32 == 0) {
+    extremes[0][threadIdx.x / 32] = low;
+    extremes[1][threadIdx.x / 32] = high;
+  }
+  invalid = __syncthreads_or(invalid);
+  for (int w = 0; w < 4; ++w) {
+    low = fminf(low, extremes[0][w]);
+    high = fmaxf(high, extremes[1][w]);
+  }
+  // gain = base + slope * v with v = (origin - gain) * inverse + first.
+  constexpr bool kFine = std::is_same_v<T, __half>;
+  const float origin = kFine || high >= -low ? high : low;
+  const float range = kFine ? (high - low) / 1.499f : origin;
+  // A range so small that its inverse is infinite (decays far from a token) is none: the tile is constant.
+  const float inverse = fabsf(range) >= FLT_MIN ? 1 / range : 0.0f;
+  constexpr float kFirst = kFine ? 0.5f : 0.0f;
+#pragma unroll
+  for (int x = 0; x < 4; ++x) {
+    std::uint32_t parts[4] = {};
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const float v = fmaf(inside(x, e) ? origin - values[x][e] : 0.0f, inverse, kFirst);
+      const std::uint32_t bits =
+          kFine ? (__float_as_uint(v) + 0x80u - 0x3f000000u) >> 8 : __half_as_ushort(__float2half_rn(v));
+      parts[e / 2] |= bits << 16 * (e % 2);
+    }
+    pieces[x] = make_uint4(parts[0], parts[1], parts[2], parts[3]);
+  }
+  // Beside float16, v has no form for what is not a number: then all of the tile is none.
+  return make_float2(kFine && invalid ? NAN : fmaf(kFirst, range, origin), -range);
+}
+template <class T>
+__device__ __forceinline__ float2 encode_tile(const float (&values)[4][8], int rows, int columns, uint4 (&pieces)[4]) {
+  return rows >= kTile && columns >= kTile ? encode_tile<T, true>(values, rows, columns, pieces)
+                                           : encode_tile<T, false>(values, rows, columns, pieces);
+}
+__device__ __forceinline__ void store_record(unsigned char* record, const uint4 (&pieces)[4], float2 range) {
+#pragma unroll
+  for (int x = 0; x < 4; ++x) {
+    const int row = piece_row(x);
+    *reinterpret_cast<uint4*>(record + row * 128 + (piece_column() / 8 ^ row % 8) * 16) = pieces[x];
+  }
+  if (threadIdx.x < kRangeCopies) reinterpret_cast<float2*>(record + kTileBytes)[threadIdx.x] = range;
 }
 
 // Bytes that the records of a table take: 0 without one, or where the table is packed, which means that it consists of
