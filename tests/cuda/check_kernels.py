@@ -104,6 +104,9 @@ CASES = [
     (150, 6, 40, 40, 32, 1, "g", "packed"), (90, 6, 197, 197, 64, 1, "", "tokens"),
     # Fewer items of dQ than clusters for them, and one tile of keys in many rounds.
     (92, 3, 197, 197, 64, 1, "g", "packed"), (600, 2, 64, 64, 64, 1, "g", "packed"),
+    # a few rows past the last whole tile: queries, keys, both
+    (5, 3, 257, 257, 64, 1, "g", "packed"), (4, 2, 260, 388, 40, 2, "g1", "tokens"), (6, 2, 70, 1026, 32, 1, "", "tokens"),
+    (3, 2, 1028, 64, 64, 1, "g", "tokens"), (140, 2, 321, 321, 64, 1, "m", "packed"),
 ]
 
 
@@ -281,6 +284,19 @@ def check_mask(kernels, only):
     return failures
 
 
+def check_scratch(kernels):
+    """At most twice the table or 64 MiB, the gain coming packed."""
+    failures = 0
+    for B, h, N in ((64, 6, 1024), (64, 6, 1025), (64, 6, 1370), (64, 3, 1370), (128, 3, 1370), (64, 12, 1370), (4, 12, 4096),
+                    (16, 6, 2305), (256, 6, 197), (32, 16, 577), (1, 6, 1025)):
+        allowed = max(2 * h * N * N * 4, 64 << 20)
+        used = kernels.backward_scratch(B, h, N)
+        if used > allowed:
+            failures += 1
+            print(f"FAIL scratch of {B} x {h} x {N}: {used / 1e6:.1f} MB, {allowed / 1e6:.1f} allowed", flush=True)
+    return failures
+
+
 def check_gain(kernels, only):
     """Gains that masks make, as records: within what 16 bits resolve of float64; their gradients as good as float32's."""
     failures = 0
@@ -350,7 +366,7 @@ def main():
     kernels = Kernels(args.library)
     failures = check_mask(kernels, args.only) + check_gain(kernels, args.only) + check_attention(kernels, args.repeat, args.only)
     if not args.only:
-        failures += check_not_numbers(kernels) + check_far_curve(kernels)
+        failures += check_not_numbers(kernels) + check_far_curve(kernels) + check_scratch(kernels)
     print("failures:", failures)
     return 1 if failures else 0
 

@@ -145,6 +145,14 @@ class Kernels:
         self._run("attention_backward", p, path, poison=poison)
         return (*grads, *tables)
 
+    def backward_scratch(self, B, h, N, d=64, path=90):
+        """Bytes beside a packed gain, all gradients wanted. Nothing is read: any address will do."""
+        own = Heads(1 << 20, 3 * N * h * d, d, 3 * h * d)
+        packed = Table(1 << 20, 0, 1, 0, True)
+        p = Backward(Shape(B, h, N, N, d, 1), DTYPES[torch.bfloat16], 1 / math.sqrt(d), own, own, own, own, own, 1 << 20, packed,
+                     Table(), Table(), own, own, own, 1 << 20, None, None)
+        return self.lib.attention_backward_scratch(ctypes.byref(p), path)
+
     def _mask(self, ranks, log_decay, weight, prefix, prefix_decay, log_space):
         G, C, A, N = ranks.shape
         return Mask(G, C, A, N, log_decay.size(-1), prefix, DTYPES[log_decay.dtype], log_space, log_decay.dim() == 3,

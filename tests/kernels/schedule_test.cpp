@@ -23,7 +23,7 @@ void expect_complete(int units, int items_per_unit, int most_clusters) {
     const int count = count_items(x, cluster);
     EXPECT_GE(count, 1);
     most = std::max(most, count);
-    int strip_of = -1;
+    int strip_for = -1;
     std::set<int> begun;
     for (int n = 0; n < count; ++n) {
       const Item item = item_of(x, cluster, n);
@@ -32,8 +32,8 @@ void expect_complete(int units, int items_per_unit, int most_clusters) {
       // Whoever comes first writes, and the others add.
       EXPECT_EQ(item.first, begun.insert(item.unit).second);
       if (item.strip) {
-        EXPECT_TRUE(strip_of < 0 || strip_of == item.unit) << "cluster " << cluster << " needs two strips";
-        strip_of = item.unit;
+        EXPECT_TRUE(strip_for < 0 || strip_for == item.unit) << "cluster " << cluster << " needs two strips";
+        strip_for = item.unit;
         strips[item.unit].insert(cluster);
       } else if (item.first) {
         ++writers[item.unit];
@@ -42,6 +42,7 @@ void expect_complete(int units, int items_per_unit, int most_clusters) {
   }
   for (const int times : taken) ASSERT_EQ(times, 1);
   EXPECT_LE(most, x.share);
+  std::set<std::int64_t> places;
   for (int unit = 0; unit < units; ++unit) {
     EXPECT_EQ(writers[unit], 1);
     const Strips left = strips_of(x, unit);
@@ -49,6 +50,10 @@ void expect_complete(int units, int items_per_unit, int most_clusters) {
     for (int n = 0; n < left.count(); ++n) said.insert(left.cluster(n));
     EXPECT_EQ(static_cast<int>(said.size()), left.count());
     EXPECT_EQ(said, strips[unit]) << "unit " << unit;
+    for (const int cluster : said) {
+      const std::int64_t place = strip_of(x, cluster);
+      EXPECT_TRUE(place >= 0 && place < count_strips(x) && places.insert(place).second) << "cluster " << cluster;
+    }
   }
 }
 

@@ -133,7 +133,8 @@ Layout layout(const AttentionBackward& p) {
     if (sums.rows != s.queries || sums.stride != s.keys) {
       l.strips += align256(static_cast<std::size_t>(s.groups * s.heads * sums.rows * sums.stride) * 4);
     }
-    l.bytes = l.strips + static_cast<std::size_t>(schedule_for(s).clusters * kTilesPerUnit * kTile * sums.stride) * 4;
+    l.bytes =
+        l.strips + static_cast<std::size_t>(count_strips(schedule_for(s)) * kTilesPerUnit * kTile * sums.stride) * 4;
   }
   return l;
 }

@@ -182,7 +182,8 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
           named_sync(sums_full(place), kConsumers + kCollectors);
           if (t == 0) {
             r = rounds[round % kRounds];
-            rows = r.to_strip ? strips + static_cast<std::int64_t>(blockIdx.x) * kTile * stride
+            rows = r.to_strip ? strips + (static_cast<std::int64_t>(strip_of(schedule, cluster)) * kCluster + rank) *
+                                             kTile * stride
                               : table_sums.data + ((static_cast<std::int64_t>(r.g) * heads + r.h) * table_sums.rows +
                                                    r.query_tile * kTile) *
                                                       stride;
@@ -339,15 +340,44 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
                            (lane % 4 / 2 ^ local_row % 8) * 16 + lane % 2 * 8;
   asm volatile("" : "+r"(own_sums));  // not computed again in every step
 
+  const auto await_place = [&](int step) {
+    if (step >= kSumsPlaces) named_sync(sums_empty(step % kSumsPlaces, group), kWarpgroup + kCollectors);
+  };
+  const auto announce_sums = [&](int step) { named_arrive(sums_full(step % kSumsPlaces), kConsumers + kCollectors); };
+  const auto release_in_all = [&](std::uint32_t remote) {
+    __syncwarp();
+    if (remote_empty) arrive_at(remote);
+  };
+  const auto release_k = [&](int at, int image) { release_in_all(remote_empty + 8 * slot(at, image)); };
+  const auto release_v = [&](int at, int image) { release_in_all(remote_empty + 8 * (kStages + v_slot(at, image))); };
+
   for (int round = 0; round < count; ++round) {
     for (int i = 0; i < kImagesPerGroup; ++i) wait(own_full + i, round % 2);
+    const int first_step = round * key_tiles;
+    if (rounds[round % kRounds].query_tile >= query_tiles) {
+      // The second of two tiles does not exist: the other block and those who collect sums wait for this one all the
+      // same.
+      for (int i = 0; i < kImagesPerGroup; ++i) release(own_empty + i);
+      for (int step = first_step; step < first_step + key_tiles; ++step) {
+        for (int i = 0; i < kImagesPerGroup; ++i) {
+          await(step, i);
+          release_k(step, i);
+          release_v(step, i);
+        }
+        if (want_table) {
+          await_place(step);
+          announce_sums(step);
+        }
+      }
+      continue;
+    }
     float lse[kImagesPerGroup][2], delta[kImagesPerGroup][2];
     {
       const Round r = rounds[round % kRounds];
 #pragma unroll
       for (int i = 0; i < kImagesPerGroup; ++i) {
         const int x = group * kImagesPerGroup + i;
-        const bool valid = r.first_image + x < images && r.query_tile < query_tiles;
+        const bool valid = r.first_image + x < images;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           float number[2];
@@ -368,18 +398,6 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
                    "f"(dgain[2 * n]), "f"(dgain[2 * n + 1])
                    : "memory");
     };
-    const auto await_place = [&](int step) {
-      if (step >= kSumsPlaces) named_sync(sums_empty(step % kSumsPlaces, group), kWarpgroup + kCollectors);
-    };
-    const auto announce_sums = [&](int step) { named_arrive(sums_full(step % kSumsPlaces), kConsumers + kCollectors); };
-    const auto release_in_all = [&](std::uint32_t remote) {
-      __syncwarp();
-      if (remote_empty) arrive_at(remote);
-    };
-    const auto release_k = [&](int at, int image) { release_in_all(remote_empty + 8 * slot(at, image)); };
-    const auto release_v = [&](int at, int image) { release_in_all(remote_empty + 8 * (kStages + v_slot(at, image))); };
-
-    const int first_step = round * key_tiles;
     await(first_step, 0);
     fetch_range(first_step);
     fetch(kFirstHalf, first_step);
@@ -540,7 +558,8 @@ __global__ void __launch_bounds__(256) strips_kernel(float* dgain, const TableSu
     const std::int64_t at = r * stride + column;
     float4 sum = *reinterpret_cast<const float4*>(first + at);
     for (int n = 0; n < left.count(); ++n) {
-      const float4 more = __ldcs(reinterpret_cast<const float4*>(from + left.cluster(n) * step + at));
+      const float4 more =
+          __ldcs(reinterpret_cast<const float4*>(from + strip_of(schedule, left.cluster(n)) * step + at));
       sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
     }
     float* row = to + static_cast<std::int64_t>(r) * nk + column;
@@ -559,7 +578,10 @@ __global__ void __launch_bounds__(256) strips_kernel(float* dgain, const TableSu
 template <class T, bool kGain>
 cudaError_t start(const AttentionBackward& p, const Maps& maps, const Records& records, const float* statistics,
                   const Schedule& schedule, const TableSums& sums, float* strips, cudaStream_t stream) {
-  const auto kernel = ends_narrow(p.shape.keys) ? dq_kernel<T, kGain, true> : dq_kernel<T, kGain, false>;
+  // Over many tiles a faster loop gains more than a last tile that is done in part.
+  constexpr std::int64_t kLongWalk = 512;
+  const bool narrow = ends_narrow(p.shape.keys) && p.shape.keys < kLongWalk;
+  const auto kernel = narrow ? dq_kernel<T, kGain, true> : dq_kernel<T, kGain, false>;
   cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<kGain>);
   if (e != cudaSuccess) return e;
   kernel<<<static_cast<unsigned>(schedule.clusters * kCluster), kThreads, kSharedBytes<kGain>, stream>>>(

@@ -254,9 +254,11 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
           d[x] = 0;
         }
       }
+      // A class token leaves a last tile of one column.
+      const bool exists = tile.column * kTile + column / 32 * 32 < size;
 #pragma unroll
       for (int c = 0; c < kMostCurves; ++c) {
-        if (c >= count) break;
+        if (c >= count || !exists) break;
         const float rate = rates[c];
         const float own = buffer.ranks[c][kTile + column];
         float power = 0;

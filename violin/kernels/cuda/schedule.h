@@ -107,4 +107,12 @@ VIOLIN_HOST_DEVICE Strips strips_of(const Schedule& x, int unit) {
   return strips;
 }
 
+// Where the strips are: those of clusters that leave none take no memory, where that is easy to tell.
+inline std::int64_t count_strips(const Schedule& x) {
+  return x.rest == 0 ? owners(x) - x.units : x.clusters;
+}
+VIOLIN_HOST_DEVICE int strip_of(const Schedule& x, int cluster) {
+  return x.rest == 0 ? cluster - cluster / x.parts - 1 : cluster;
+}
+
 }  // namespace violin::kernels::cuda
