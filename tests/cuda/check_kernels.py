@@ -358,8 +358,9 @@ def main():
     parser.add_argument("--only", default="")
     args = parser.parse_args()
     if not torch.cuda.is_available():
-        print("no CUDA device: the GPU checks are skipped")
-        return 0
+        failures = check_scratch(Kernels(args.library))
+        print(f"scratch: {failures} failures; no CUDA device: the other GPU checks are skipped")
+        return 1 if failures else 0
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False

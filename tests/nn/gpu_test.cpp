@@ -1,5 +1,6 @@
 // The layers' own kernels on a GPU against torch's formulas in float64. Skipped where there is none.
 #include "tests/nn/helpers.h"
+#include "violin/nn/precision.h"
 #include "violin/ops/rows.h"
 
 namespace violin::tests {
@@ -75,6 +76,70 @@ TEST(Gpu, ModelsAgreeWithTheCpu) {
       EXPECT_LE(relative_error(gradient.cpu(), item.value().grad()), 2e-2) << item.key();
     }
   }
+}
+
+// The gain that a mask makes packed, for 16 bits, and the table.
+TEST(Gpu, PackedTablesAreTheTables) {
+  NEEDS_A_GPU();
+  torch::manual_seed(0);
+  nn::ModelConfig config = small_model();
+  const std::int64_t heads = config.num_heads;
+  for (const char* strategy : {"mul_v1", "mul_v2", "add_v1"}) {
+    config.violin = nn::MaskConfig{.strategy = strategy, .init = "spread"};
+    nn::VisionTransformer model(config, 1);
+    model.to(at::kCUDA);
+    nn::Mask& mask = *model.blocks[0]->attn->violin;
+    const nn::Size grid = {9, 7};
+    EXPECT_FALSE(mask.packed_tables(grid, 1, at::kFloat));
+    const auto packed = mask.packed_tables(grid, 1, at::kBFloat16);
+    ASSERT_EQ(packed.has_value(), std::string(strategy) != "add_v1");
+    if (!packed) continue;
+    const auto q = [&] { return at::randn({5, heads, 64, 16}, kGpu).to(at::kBFloat16); };
+    const at::Tensor x = q(), y = q(), z = q(), dout = q();
+    const auto run = [&](const ops::Tables& tables) {
+      for (at::Tensor& parameter : mask.parameters()) parameter.mutable_grad() = at::Tensor();
+      const at::Tensor out = ops::masked_attention(x, y, z, tables);
+      out.backward(dout);
+      std::vector<at::Tensor> results = {out};
+      for (const at::Tensor& parameter : mask.parameters()) results.push_back(parameter.grad());
+      return results;
+    };
+    const auto expected = run(mask.tables(grid, 1)), got = run(*packed);
+    for (std::size_t i = 0; i < expected.size(); ++i)
+      EXPECT_LE(relative_error(got[i].cpu(), expected[i].cpu()), 5e-3) << strategy << ' ' << i;
+    mask.freeze(grid, 1);
+    EXPECT_FALSE(mask.packed_tables(grid, 1, at::kBFloat16)) << "frozen tables are what counts";
+  }
+}
+
+// In 16 bits every parameter of the mask has a gradient, close to that of float32.
+TEST(Gpu, MasksLearnIn16Bits) {
+  NEEDS_A_GPU();
+  nn::ModelConfig config = small_model();
+  config.violin = nn::MaskConfig{.init = "spread"};
+  nn::VisionTransformer wide(config, 1), narrow(config, 1);
+  wide.to(at::kCUDA);
+  narrow.to(at::kCUDA);
+  const at::Tensor batch = images(16, 32, 32).cuda();
+  wide.forward(batch).square().sum().backward();
+  {
+    const nn::PrecisionScope scope(at::kCUDA, nn::Precision::kBf16);
+    narrow.forward(batch).to(at::kFloat).square().sum().backward();
+  }
+  const auto parameters = narrow.named_parameters();
+  for (const auto& item : wide.named_parameters()) {
+    if (item.key().find("violin") == std::string::npos) continue;
+    const at::Tensor& gradient = parameters[item.key()].grad();
+    ASSERT_TRUE(gradient.defined()) << item.key();
+    EXPECT_LE(relative_error(gradient.cpu(), item.value().grad().cpu()), 0.1) << item.key();
+  }
+  // What is asked about the map is computed from the table itself.
+  const torch::NoGradGuard no_grad;
+  narrow.eval();
+  const nn::PrecisionScope scope(at::kCUDA, nn::Precision::kBf16);
+  nn::Observe request;
+  request.attention[0] = {.queries = {0, 3}, .heads = {}};
+  EXPECT_TRUE(narrow.observe(batch, request).attention.at(0).isfinite().all().item<bool>());
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/ops/formula.h"
+#include "violin/ops/decay_gain.h"
 
 namespace violin::tests {
 namespace {
@@ -120,6 +121,43 @@ TEST(DecayMaskMistakes, LengthsThatDisagree) {
   expect_error<c10::ValueError>([&] { ops::decay_mask(ranks, log_decay, {}, -1); }, {"prefix is -1"});
   expect_error<c10::TypeError>([&] { ops::decay_mask(ranks, log_decay.to(at::kInt)); }, {"log_decay is Int"});
   expect_error<c10::Error>([&] { ops::decay_mask(ranks, log_decay.to(at::kMeta)); }, {"log_decay is on meta"});
+}
+
+// Packed gains need a GPU to be computed, but their sizes and mistakes do not.
+TEST(DecayGain, SizesWithoutData) {
+  const auto meta = at::TensorOptions(at::kMeta);
+  const at::Tensor ranks = at::empty({8, 1, 256}, meta.dtype(at::kInt));
+  const at::Tensor decay = at::empty({8, 3}, meta.dtype(at::kFloat)).requires_grad_();
+  const at::Tensor alpha = at::empty({3}, meta.dtype(at::kFloat)).requires_grad_();
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
+    const auto [gain, handle] = ops::decay_gain(ranks, decay, {}, 1, {}, alpha, false, type);
+    EXPECT_TRUE(ops::is_packed_gain(gain) && !gain.requires_grad() && handle.requires_grad());
+    EXPECT_EQ(handle.sizes(), at::IntArrayRef({3, 257, 257}));
+    const at::Tensor qkv = at::empty({4, 257, 3, 3, 64}, meta.dtype(type)).requires_grad_();
+    const at::Tensor out = ops::attention_qkv(qkv, gain, {}, {}, {}, handle);
+    const auto gradients = torch::autograd::grad({out.sum()}, {qkv, decay, alpha}, {}, true);
+    EXPECT_EQ(gradients[0].sizes(), qkv.sizes());
+    EXPECT_EQ(gradients[1].sizes(), decay.sizes());
+    EXPECT_EQ(gradients[2].sizes(), alpha.sizes());
+    const at::Tensor q = at::empty({4, 3, 257, 64}, meta.dtype(type));
+    EXPECT_EQ(torch::autograd::grad({ops::attention(q, q, q, gain, {}, {}, {}, handle).sum()}, {decay})[0].sizes(),
+              decay.sizes());
+    expect_error<c10::ValueError>([&] { ops::attention(q, q, q, {}, {}, {}, {}, handle); },
+                                  {"handle has shape [3, 257, 257]", "packed gain"});
+    expect_error<c10::ValueError>([&] { ops::attention(q, q, q, gain, {}, {}, {}, handle.narrow(1, 0, 5)); },
+                                  {"handle has shape [3, 5, 257]"});
+  }
+}
+
+TEST(DecayGain, Mistakes) {
+  const at::Tensor ranks = published_ranks(12), decay = at::full({8, 2}, -0.1);
+  const auto make = [](const at::Tensor& ranks, const at::Tensor& decay, const ops::MaybeTensor& alpha,
+                       at::ScalarType type) { return ops::decay_gain(ranks, decay, {}, 0, {}, alpha, false, type); };
+  expect_error<c10::TypeError>([&] { make(ranks, decay, {}, at::kFloat); }, {"dtype is Float", "bfloat16"});
+  expect_error<c10::ValueError>([&] { make(ranks, decay, at::ones({3}), at::kHalf); }, {"alpha has shape [3]", "[2]"});
+  expect_error<c10::TypeError>([&] { make(ranks, decay.to(at::kDouble), {}, at::kHalf); }, {"Double", "float32"});
+  expect_error<c10::ValueError>([&] { make(ranks.expand({8, 2, 12}), decay, {}, at::kHalf); }, {"one axis"});
+  EXPECT_FALSE(ops::packs_decay_gains(decay, 1, at::kBFloat16)) << "the CPU has no kernel for it";
 }
 
 TEST(CurveRanksMistakes, NamesAndGrids) {

@@ -459,6 +459,30 @@ def test_freezing_a_padded_grid():
     assert mask.kept_tables == 0  # the frozen ones were used
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_masks_learn_in_16_bits_on_a_gpu(compiled, monkeypatch):
+    """Gains are packed as they are made there: the same outputs and gradients as with tables, but for rounding."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    x = images((32, 32)).cuda()
+    results = []
+    for packs in (True, False):
+        monkeypatch.setattr(violin.ops, "PACKS_GAINS", packs)
+        torch.manual_seed(0)
+        model = violin.plug(build("vit"), init="spread").train().cuda()
+        mask = model.blocks[0].attn.violin
+        assert mask.packs(torch.bfloat16, model.patch_embed.grid_size, 1) == packs
+        assert not mask.packs(torch.float32, model.patch_embed.grid_size, 1)
+        function = torch.compile(model, fullgraph=True) if compiled else model
+        with torch.autocast("cuda", torch.bfloat16):
+            out = function(x).float()
+        out.square().sum().backward()
+        results.append([out.detach(), *(p.grad for p in violin.mask_parameters(model))])
+        torch._dynamo.reset()
+    for a, b in zip(*results, strict=True):
+        assert float((a - b).norm() / b.norm()) < 3e-2
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_freezing_for_16_bits(device):
     if device == "cuda" and not torch.cuda.is_available():
