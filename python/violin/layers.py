@@ -32,9 +32,8 @@ def _region() -> tuple[Any, ...]:
 
 
 def _product_type(x: Tensor) -> torch.dtype:
-    """The type that products with x are computed in."""
-    device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    """The type that products with x are computed in, on a GPU; elsewhere nobody asks."""
+    return torch.get_autocast_dtype("cuda") if x.is_cuda and torch.is_autocast_enabled("cuda") else x.dtype
 
 
 class _Pass:

@@ -44,7 +44,7 @@ class Tables(NamedTuple):
 
     def pack(self, dtype: torch.dtype | None) -> Tables:
         """The gain in that form beside q, k, v of this type; elsewhere than on a GPU as it is."""
-        if dtype is None or self.gain is None or not self.gain.is_cuda or not ops.PACKS_GAINS:
+        if dtype is None or self.gain is None or not self.gain.is_cuda or not ops.packs_gains():
             return self
         return self._replace(gain=ops.pack_gain(self.gain, dtype))
 
@@ -391,11 +391,9 @@ class ViolinMask(nn.Module):
         return (grid[0], grid[1], prefix) not in self._frozen and self._packable(dtype)
 
     def _packable(self, dtype: torch.dtype) -> bool:
-        decay = next(t for t in (self.beta, self.rate, self.gamma, self.alpha) if t is not None)
         return (
-            ops.PACKS_GAINS
-            and decay.is_cuda
-            and decay.dtype != torch.float64
+            ops.packs_gains()
+            and all(t is None or (t.is_cuda and t.dtype != torch.float64) for t in self._values())
             and dtype in (torch.float16, torch.bfloat16)
             and self.config.strategy in ("mul_v1", "mul_v2")
             and self._one_axis
@@ -405,6 +403,8 @@ class ViolinMask(nn.Module):
     def build_packed(self, grid: Sequence[int], prefix: int, dtype: torch.dtype) -> Tables:
         """build() with the gain as the attention operators read it on a GPU, and they alone: about as fast as packing a
         table is, so that nothing has to be kept."""
+        if self._kept and not torch.compiler.is_compiling() and self._needs_gradient():
+            self.drop_tables()  # a fused optimiser changes parameters unseen
         values = self._values()
         decay = self._log_decay(values)
         ranks = curve_module.coordinates(self._curve_list, int(grid[0]), int(grid[1]), decay.device)
@@ -555,7 +555,9 @@ class ViolinMask(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("_frozen_types", {})
-        self.__dict__.setdefault("_one_axis", False)
+        if "_one_axis" not in self.__dict__:  # made by an older version
+            axes = len(self.curve_names) and curve_module.coordinates(self._curve_list, 1, 1, torch.device("cpu")).shape[1]
+            self._one_axis = axes == 1 and not self.config.decay_per_axis
         if any(tables.packed and not cast(Tensor, tables.gain).is_cuda for tables in self._frozen.values()):
             self._changed()  # packed on a GPU and loaded elsewhere
 

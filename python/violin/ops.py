@@ -6,6 +6,7 @@ They are registered with torch, so they work under autograd, autocast, ``torch.c
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 
@@ -74,11 +75,16 @@ def attention_qkv(
     return torch.ops.violin.attention_qkv(qkv, gain, bias, gate, scale, handle)
 
 
-#: Whether this build has kernels that read packed gains, and may use them.
-PACKS_GAINS: bool = (
-    torch._C._dispatch_has_kernel_for_dispatch_key("violin::_pack_gain", "CUDA")
-    and os.environ.get("VIOLIN_PATH") != "reference"
-)
+@functools.cache
+def _packs_gains() -> bool:
+    has_kernels = torch._C._dispatch_has_kernel_for_dispatch_key("violin::_pack_gain", "CUDA")
+    return has_kernels and os.environ.get("VIOLIN_PATH") != "reference"
+
+
+@torch.compiler.assume_constant_result
+def packs_gains() -> bool:
+    """Whether this build has kernels that read packed gains, and may use them. Like the library, it asks VIOLIN_PATH once."""
+    return _packs_gains()
 
 
 def pack_gain(gain: Tensor, dtype: torch.dtype) -> Tensor:
@@ -140,7 +146,7 @@ def decay_gain(
     bfloat16) at once: the table itself never exists. Also a handle of the table's shape without numbers. The attention
     operators take both, ``gain`` and ``handle``, and the gradient comes back through the handle.
 
-    One axis (ranks [C,N] or [C,1,N], with G in front or without), each rank below 2**23, parameters in float32.
+    One axis (ranks [C,N], [C,1,N] or [G,C,1,N]), each rank from 0 to 2**23 - 1, parameters in float32.
     """
     return torch.ops.violin._decay_gain(ranks, log_decay, weight, prefix, prefix_decay, alpha, plus_one, dtype)
 

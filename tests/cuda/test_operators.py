@@ -245,11 +245,16 @@ def gains_of_masks():
                     check(x.shape == y.shape and e < 2e-3, f"{dtype} {name} gain of a mask, {n}: {e:.1e}")
             with torch.no_grad():
                 check(torch.equal(by_handle(inputs, packed_projection), out), f"{dtype} gain of a mask without gradients")
-        # Only some of the parameters want a gradient.
+        # Only some of the parameters want a gradient; other tables beside, whose gradients come in between.
         weight.requires_grad_(False)
+        bias, gate = (torch.rand(2, heads, tokens, tokens, device="cuda").requires_grad_() for _ in range(2))
+        gain = ops.decay_mask(ranks, decay, weight, prefix, None) * alpha[:, None, None] + int(plus_one)
+        wanted = torch.autograd.grad(ops.attention(q, k, v, gain, bias, gate), [decay, alpha, bias, gate], dout)
         gain, handle = ops._decay_gain(ranks, decay, weight, prefix, None, alpha, plus_one, dtype)
-        grads = torch.autograd.grad(ops.attention(q, k, v, gain, None, None, None, handle), [decay, alpha], dout)
-        check(all(x.isfinite().all() for x in grads), f"{dtype} gain of a mask: some gradients")
+        out = ops.attention(q, k, v, gain, bias, gate, None, handle)
+        for n, x, y in zip(("decay", "alpha", "bias", "gate"), torch.autograd.grad(out, [decay, alpha, bias, gate], dout), wanted):
+            e = error(x, y.double())
+            check(x.shape == y.shape and e < 4e-3, f"{dtype} gain of a mask beside other tables, {n}: {e:.1e}")
         constants = [x.detach() for x in leaves]
         args = (ranks, *constants[:2], prefix, *constants[2:])
         torch.library.opcheck(ops._decay_gain_forward.default, (*args, plus_one, dtype))

@@ -1,6 +1,7 @@
 // The layers' own kernels on a GPU against torch's formulas in float64. Skipped where there is none.
 #include "tests/nn/helpers.h"
 #include "violin/nn/precision.h"
+#include "violin/ops/path.h"
 #include "violin/ops/rows.h"
 
 namespace violin::tests {
@@ -81,6 +82,7 @@ TEST(Gpu, ModelsAgreeWithTheCpu) {
 // The gain that a mask makes packed, for 16 bits, and the table.
 TEST(Gpu, PackedTablesAreTheTables) {
   NEEDS_A_GPU();
+  if (ops::choose_path(at::kCUDA) == ops::Path::kReference) GTEST_SKIP() << "the reference reads tables alone";
   torch::manual_seed(0);
   nn::ModelConfig config = small_model();
   const std::int64_t heads = config.num_heads;
@@ -133,6 +135,21 @@ TEST(Gpu, MasksLearnIn16Bits) {
     ASSERT_TRUE(gradient.defined()) << item.key();
     EXPECT_LE(relative_error(gradient.cpu(), item.value().grad().cpu()), 0.1) << item.key();
   }
+  // Ranks that inference mode came across first can be trained with.
+  nn::VisionTransformer later(config, 1);
+  later.to(at::kCUDA);
+  later.eval();
+  {
+    const c10::InferenceMode inference;
+    const nn::PrecisionScope scope(at::kCUDA, nn::Precision::kBf16);
+    later.forward(batch);
+  }
+  later.train();
+  {
+    const nn::PrecisionScope scope(at::kCUDA, nn::Precision::kBf16);
+    later.forward(batch).to(at::kFloat).square().sum().backward();
+  }
+  EXPECT_TRUE(later.blocks[0]->attn->violin->parameters()[0].grad().defined());
   // What is asked about the map is computed from the table itself.
   const torch::NoGradGuard no_grad;
   narrow.eval();

@@ -3,6 +3,7 @@
 import copy
 import io
 import json
+import os
 import pickle
 import sys
 import threading
@@ -460,14 +461,30 @@ def test_freezing_a_padded_grid():
 
 
 @pytest.mark.parametrize("compiled", [False, True])
+def test_packed_gains_without_a_gpu(compiled, monkeypatch):
+    """The way of 16 bits on a GPU, on tensors without data: one graph, and every parameter of the masks has a gradient."""
+    monkeypatch.setattr(violin.ViolinMask, "_packable", lambda mask, dtype: dtype == torch.bfloat16)
+    model = violin.plug(build("vit"), init="spread").train().to("meta").bfloat16()
+    for _, mask in violin.masks(model):
+        mask.float()
+    function = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
+    x = torch.empty(2, 3, 32, 32, device="meta", dtype=torch.bfloat16)
+    function(x).float().square().sum().backward()
+    assert all(p.grad.shape == p.shape for p in violin.mask_parameters(model))
+    tables = mask.build_packed(model.patch_embed.grid_size, 1, torch.bfloat16)
+    assert tables.packed and tables.handle.shape == (3, 17, 17) and tables.handle.requires_grad
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
 def test_masks_learn_in_16_bits_on_a_gpu(compiled, monkeypatch):
     """Gains are packed as they are made there: the same outputs and gradients as with tables, but for rounding."""
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
+    if not torch.cuda.is_available() or os.environ.get("VIOLIN_PATH") == "reference":
+        pytest.skip("no CUDA device, or its kernels are not to be used")
     x = images((32, 32)).cuda()
     results = []
     for packs in (True, False):
-        monkeypatch.setattr(violin.ops, "PACKS_GAINS", packs)
+        monkeypatch.setattr(violin.ops, "packs_gains", lambda packs=packs: packs)
         torch.manual_seed(0)
         model = violin.plug(build("vit"), init="spread").train().cuda()
         mask = model.blocks[0].attn.violin
@@ -480,7 +497,7 @@ def test_masks_learn_in_16_bits_on_a_gpu(compiled, monkeypatch):
         results.append([out.detach(), *(p.grad for p in violin.mask_parameters(model))])
         torch._dynamo.reset()
     for a, b in zip(*results, strict=True):
-        assert float((a - b).norm() / b.norm()) < 3e-2
+        assert (a - b).norm() <= 3e-2 * b.norm()  # 0 for the decays of the last block: the class token alone is read
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

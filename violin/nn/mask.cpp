@@ -201,6 +201,7 @@ at::Tensor Mask::ranks(const Size& grid, const at::Device& device) {
   for (const auto& [size, tensor] : ranks_)
     if (size == grid && tensor.device() == device) return tensor;
   if (ranks_.size() >= kMaxGrids) ranks_.erase(ranks_.begin());
+  const c10::InferenceMode ordinary(false);  // kept, and saved for backward passes
   at::Tensor made = ops::curve_ranks(curve_list_, {grid.height, grid.width}).to(device);
   ranks_.emplace_back(grid, made);
   return made;
@@ -248,6 +249,13 @@ std::vector<std::pair<const void*, std::int64_t>> Mask::state() const {
     if (tensor.defined()) result.emplace_back(tensor.const_data_ptr(), static_cast<std::int64_t>(tensor._version()));
   }
   return result;
+}
+
+bool Mask::parameters_on_gpu() const {
+  const auto wide = [](const at::Tensor& tensor) { return tensor.defined() && tensor.scalar_type() == at::kDouble; };
+  const at::Tensor& decay = beta.defined() ? beta : rate.defined() ? rate : gamma;
+  return decay.is_cuda() && std::none_of(kMaskParameters.begin(), kMaskParameters.end(),
+                                         [&](const auto parameter) { return wide(this->*parameter); });
 }
 
 bool Mask::needs_gradient() const {
@@ -313,6 +321,7 @@ ops::Tables Mask::tables(const Size& grid, std::int64_t prefix) {
 std::optional<ops::Tables> Mask::packed_tables(const Size& grid, std::int64_t prefix, at::ScalarType dtype) {
   const bool multiplies = strategy_ == ops::Strategy::kMulV1 || strategy_ == ops::Strategy::kMulV2;
   if (!multiplies || names_.empty() || static_cast<std::int64_t>(heads_.size()) != layer_heads_) return std::nullopt;
+  if (!at::isReducedFloatingType(dtype) || !parameters_on_gpu()) return std::nullopt;
   const std::lock_guard lock(mutex_);
   if (frozen(grid, prefix) != nullptr) return std::nullopt;
   const at::Tensor decay = log_decay();
@@ -403,8 +412,9 @@ ops::Tables LayerTables::take(std::size_t layer, bool readable) {
   if (layer >= begin_ && layer - begin_ < made_.size()) return std::exchange(made_[layer - begin_], {});
   Mask* first = masks_[layer];
   if (first == nullptr) return {};
-  if (readable) return first->tables(grid_, prefix_);
-  if (auto packed = first->packed_tables(grid_, prefix_, dtype_)) return *packed;
+  if (!readable) {
+    if (auto packed = first->packed_tables(grid_, prefix_, dtype_)) return *packed;
+  }
   // This layer and those behind it that are alike and build tables in this call, as many as go together.
   std::vector<Mask*> group = {first};
   const std::int64_t tokens = prefix_ + grid_.height * grid_.width;

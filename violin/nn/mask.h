@@ -96,6 +96,7 @@ class Mask : public torch::nn::Module, public MaskParameters {
   void moved();
   std::vector<std::pair<const void*, std::int64_t>> state() const;
   bool needs_gradient() const;
+  bool parameters_on_gpu() const;  // and none in double precision
   void forget(std::list<Kept>& entries);
 
   MaskConfig config_;

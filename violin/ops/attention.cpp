@@ -14,10 +14,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-MaybeTensor or_nothing(const at::Tensor& tensor) {
-  return tensor.defined() ? MaybeTensor(tensor) : std::nullopt;
-}
-
 // Which of the first tensors that were saved somebody wants a gradient of; that of the gain, at kGain, may be wanted by
 // the handle, the last argument. The context counts only tensors that were given.
 template <std::size_t n, std::size_t kGain>

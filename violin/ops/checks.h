@@ -55,5 +55,8 @@ inline at::ScalarType accumulate_type(at::ScalarType inputs) {
 inline at::Tensor or_undefined(const MaybeTensor& tensor) {
   return tensor.value_or(at::Tensor());
 }
+inline MaybeTensor or_nothing(const at::Tensor& tensor) {
+  return tensor.defined() ? MaybeTensor(tensor) : std::nullopt;
+}
 
 }  // namespace violin::ops

@@ -14,10 +14,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-MaybeTensor or_nothing(const at::Tensor& tensor) {
-  return tensor.defined() ? MaybeTensor(tensor) : std::nullopt;
-}
-
 // Has the shape of the gain and no numbers: gradients flow through it.
 at::Tensor handle_for(const DecayMaskSizes& sizes, std::int64_t prefix, const at::Tensor& log_decay) {
   const c10::SymInt side = sizes.tokens + prefix;
@@ -37,6 +33,7 @@ struct DecayGain : torch::autograd::Function<DecayGain> {
         {ranks, log_decay, or_undefined(weight), or_undefined(prefix_decay), or_undefined(alpha)});
     context->saved_data["prefix"] = prefix;
     context->mark_non_differentiable({packed});
+    context->set_materialize_grads(false);  // zeros for what has no gradient would be as large as the gain
     return {packed, handle_for(sizes, prefix, log_decay)};
   }
 

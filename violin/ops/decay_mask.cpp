@@ -13,10 +13,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-MaybeTensor or_nothing(const at::Tensor& tensor) {
-  return tensor.defined() ? MaybeTensor(tensor) : std::nullopt;
-}
-
 struct DecayMask : torch::autograd::Function<DecayMask> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& ranks, const at::Tensor& log_decay,
                             const MaybeTensor& weight, std::int64_t prefix, const MaybeTensor& prefix_decay,

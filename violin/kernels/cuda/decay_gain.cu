@@ -12,7 +12,6 @@ namespace violin::kernels::cuda {
 namespace {
 
 constexpr int kMostCurves = 8;  // whose ranks and sums a block holds at a time
-constexpr std::int64_t kMostBlocks = 4096;
 
 // Of the tiles (row, column) with row <= column, column by column, the one with this number.
 struct TilePair {
@@ -254,11 +253,9 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
           d[x] = 0;
         }
       }
-      // A class token leaves a last tile of one column.
-      const bool exists = tile.column * kTile + column / 32 * 32 < size;
 #pragma unroll
       for (int c = 0; c < kMostCurves; ++c) {
-        if (c >= count || !exists) break;
+        if (c >= count) break;
         const float rate = rates[c];
         const float own = buffer.ranks[c][kTile + column];
         float power = 0;
@@ -350,7 +347,7 @@ __global__ void __launch_bounds__(kFinishThreads)
 // Blocks of a head in one group: as many as run at once.
 std::int64_t blocks_of(const DecayMask& m) {
   const std::int64_t enough = ceil_div(3 * std::int64_t{processors()}, m.heads * m.groups);
-  return std::min(std::min(pairs_of(m), enough), kMostBlocks);
+  return std::min(pairs_of(m), enough);
 }
 
 }  // namespace
