@@ -111,7 +111,8 @@ class ViolinMask(nn.Module):
 
     In training, tables are built in each call, with gradients. In evaluation without gradients they are built once per grid
     and kept until train(), eval(), to(), load_state_dict() or an assignment, up to ``table_limit`` bytes. Compiled code
-    builds them in each call, unless :meth:`freeze` has made them constants.
+    builds them in each call, unless :meth:`freeze` has made them constants. In 16 bits on a GPU, layers take
+    :meth:`build_packed` instead wherever it applies: nothing is kept there.
 
     >>> mask = ViolinMask(heads=2, curves="hilbert", grid=(4, 4), init="identity")
     >>> sorted(dict(mask.named_parameters()))
