@@ -1,7 +1,8 @@
 """Whole models on one GPU, with the mask and without, in one run:
 
     python3 bench/gpu/models.py [build/libviolin_ops.so] [--cases deit_s_224,deit_s_512,deit_t_1] [--parts train,infer,table]
-                                [--variants vanilla,violin,frozen,published] [--pool class|avg] [--quick] [--smoke] [--json FILE]
+                                [--variants vanilla,violin,frozen,published] [--pool class|avg] [--quick] [--kernels N]
+                                [--smoke] [--json FILE]
 
 Per case, training (bfloat16 autocast, cross entropy, fused AdamW) and inference (bfloat16 weights): images per second and
 GiB for
@@ -10,11 +11,13 @@ GiB for
     frozen      the same with its tables made constants (inference)
     published   the mask as published code computes it, in plain PyTorch: powers for every curve, an N x N tensor per image
 and the ratio of each to vanilla. `table` is inference at batch 256 and 224 and 512 pixels, in milliseconds and GiB. Rounds of
-the variants alternate, and the median of the rounds is printed. --quick: fewer rounds; --smoke: tiny models on any device,
-to see that the script runs.
+the variants alternate, and the median of the rounds is printed, with the clock and the power of the last one where NVML tells
+them: at the limit of power, what costs energy costs time. --quick: fewer rounds; --kernels N: also how long all kernels of a
+step run, and the N that run longest; --smoke: tiny models on any device, to see that the script runs.
 """
 
 import argparse
+import collections
 import gc
 import json
 import os
@@ -72,6 +75,7 @@ class Bench:
         self.device = torch.device("cuda" if self.cuda else "cpu")
         self.rounds, self.steps = (2, 1) if args.smoke else (3, 10) if args.quick else (7, 20)
         self.results = []
+        self.state = {}  # of the device in the last round of each variant
 
     def synchronize(self):
         if self.cuda:
@@ -166,10 +170,32 @@ class Bench:
             except torch.cuda.OutOfMemoryError:
                 failed[variant] = "out of memory"
         times = {variant: [] for variant in steps}
+        self.state = {}
         for _ in range(self.rounds):
             for variant, step in steps.items():
                 times[variant].append(self.time(step))
+                self.state[variant] = self.state.pop("now", "")
         self.report(name, shape, what, {v: statistics.median(t) for v, t in times.items()}, memory, failed)
+        if self.args.kernels and self.cuda:
+            for variant, step in steps.items():
+                self.kernels(f"{name} {what} {variant}", step)
+
+    def kernels(self, title, step, repeats=4):
+        """Milliseconds of a step's kernels, all and the longest."""
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CUDA]) as prof:
+            for _ in range(repeats):
+                step()
+            torch.cuda.synchronize()
+        total, count = collections.Counter(), collections.Counter()
+        for event in prof.events():
+            if str(event.device_type).endswith("CUDA") and event.device_time_total > 0:
+                total[event.name] += event.device_time_total / 1000 / repeats
+                count[event.name] += 1 / repeats
+        print(f"# {title}: kernels {sum(total.values()):.2f} ms")
+        for kernel, milliseconds in total.most_common(self.args.kernels):
+            print(f"#   {milliseconds:8.3f} ms x{count[kernel]:6.1f} {kernel[:120]}", flush=True)
 
     def time(self, step):
         """Seconds per call."""
@@ -181,6 +207,10 @@ class Bench:
             for _ in range(self.steps):
                 step()
             stop.record()
+            try:
+                self.state["now"] = f"{torch.cuda.clock_rate()} MHz {torch.cuda.power_draw() / 1000:.0f} W"
+            except Exception:  # no NVML
+                self.state["now"] = ""
             torch.cuda.synchronize()
             return start.elapsed_time(stop) / 1000 / self.steps
         begin = time.perf_counter()
@@ -210,7 +240,7 @@ class Bench:
                 if memory["vanilla"]:
                     row["memory_ratio"] = memory[variant] / memory["vanilla"]
                     line += f"   memory {row['memory_ratio']:.3f}"
-            print(line, flush=True)
+            print(f"{line}   {self.state.get(variant, '')}".rstrip(), flush=True)
             self.results.append(row)
 
     @torch.no_grad()
@@ -259,6 +289,7 @@ def main(argv=None):
     parser.add_argument("--variants", default="vanilla,violin,frozen,published")
     parser.add_argument("--pool", default="class", choices=("class", "avg"), help="class token, or average without one")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--kernels", type=int, default=0, metavar="N", help="also the N kernels that run longest")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--json")
     args = parser.parse_args(argv)
