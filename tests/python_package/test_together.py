@@ -2,14 +2,12 @@
 
 import copy
 import pickle
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 import torch
 from models import build
+from processes import run_in_group
 from standins import TorchvisionTransformer
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -383,15 +381,8 @@ def test_exported(strict):
 
 
 SHARDED = """
-import copy, sys
-store, rank, world = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-sys.path[:0] = sys.argv[4:]
-import torch, torch.distributed as dist, violin
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from standins import TorchvisionTransformer
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=world)
 mesh = init_device_mesh("cpu", (world,))
 torch.manual_seed(0)
 lone = violin.plug(TorchvisionTransformer(depth=3), init="spread")
@@ -409,22 +400,8 @@ for reshard in (True, False):
             (either(x).square().sum() + either(y).square().sum()).backward()
         for (name, a), b in zip(model.named_parameters(), lone.parameters()):
             torch.testing.assert_close(a.grad.full_tensor(), b.grad, rtol=1e-4, atol=1e-5, msg=name)
-dist.destroy_process_group()
-print("same gradients")
 """
 
 
 def test_sharded_layers_build_their_own(tmp_path):
-    paths = [Path(__file__).parent, Path(violin.__file__).parent.parent]
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", SHARDED, tmp_path / "store", str(rank), "2", *paths],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for process in running:
-        output, _ = process.communicate(timeout=300)
-        assert process.returncode == 0 and "same gradients" in output, output
+    run_in_group(SHARDED, 2, tmp_path)

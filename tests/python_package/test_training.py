@@ -1,12 +1,10 @@
 """What training does to a model: torch.compile, export, autocast, checkpointing, several processes."""
 
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from models import build
+from processes import run_in_group
 from torch.utils.checkpoint import checkpoint
 
 import violin
@@ -161,13 +159,6 @@ def test_checkpointed_layers_of_other_models():
 
 
 WORKER = """
-import copy, sys
-store, rank, world = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-sys.path[:0] = sys.argv[4:]
-import torch, torch.distributed as dist, violin
-from standins import TorchvisionTransformer
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=world)
 torch.manual_seed(0)
 model = violin.plug(TorchvisionTransformer(), init="spread")
 x = torch.randn(4, 3, 32, 32)
@@ -180,23 +171,9 @@ torch.nn.functional.cross_entropy(parallel(x[share]), target[share]).backward()
 for (name, a), b in zip(model.named_parameters(), lone.parameters()):
     torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-5, msg=name)
 assert len(violin.mask_parameters(parallel)) == 4
-dist.destroy_process_group()
-print("same gradients")
 """
 
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_several_processes_give_the_gradients_of_one(world, tmp_path):
-    paths = [Path(__file__).parent, Path(violin.__file__).parent.parent]
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, tmp_path / "store", str(rank), str(world), *paths],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    for process in running:
-        output, _ = process.communicate(timeout=300)
-        assert process.returncode == 0 and "same gradients" in output, output
+    run_in_group(WORKER, world, tmp_path)
