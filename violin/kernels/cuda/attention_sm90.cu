@@ -208,8 +208,12 @@ cudaError_t launch_sm90(const AttentionBackward& p, void* scratch, cudaStream_t 
   if (e == cudaSuccess && (p.dq.data || p.dgain)) {
     sm90::TableSums sums = sm90::table_sums(s);
     sums.data = l.sums == l.strips ? static_cast<float*>(p.dgain) : reinterpret_cast<float*>(base + l.sums);
-    e = sm90::start_dq(p, maps, records, statistics, sm90::schedule_for(s), sums,
-                       reinterpret_cast<float*>(base + l.strips), stream);
+    const Schedule schedule = sm90::schedule_for(s);
+    float* strips = reinterpret_cast<float*>(base + l.strips);
+    e = sm90::start_dq(p, maps, records, statistics, schedule, sums, strips, stream);
+    if (e == cudaSuccess && records.data && p.dgain) {
+      e = sm90::start_strips(s, schedule, sums, strips, static_cast<float*>(p.dgain), stream);
+    }
   }
   if (e == cudaSuccess && (p.dk.data || p.dv.data)) e = sm90::start_dkv(p, maps, records, statistics, stream);
   return e;

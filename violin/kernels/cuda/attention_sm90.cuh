@@ -203,5 +203,8 @@ cudaError_t start_dkv(const AttentionBackward& p, const Maps& maps, const Record
                       cudaStream_t stream);
 cudaError_t start_dq(const AttentionBackward& p, const Maps& maps, const Records& records, const float* statistics,
                      const Schedule& schedule, const TableSums& sums, float* strips, cudaStream_t stream);
+// The gain's gradient from the sums and the strips that start_dq leaves.
+cudaError_t start_strips(const AttentionShape& s, const Schedule& schedule, const TableSums& sums, const float* strips,
+                         float* dgain, cudaStream_t stream);
 
 }  // namespace violin::kernels::cuda::sm90

@@ -8,7 +8,7 @@
 // before. So no number is ever added to by two threads, and the warpgroups hardly wait for the addition. Every other
 // walk goes backwards over the keys, so that it starts with tiles that are still in L2. Blocks take shares of all
 // (head, query tile, four images) as Schedule says; all but one of those of a head's query tile leave their sums in
-// strips of scratch that a last kernel adds in order.
+// strips of scratch that a last kernel adds in order (attention_sm90_strips.cu).
 #include "violin/kernels/cuda/attention_sm90.cuh"
 
 namespace violin::kernels::cuda::sm90 {
@@ -533,48 +533,6 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   cluster_sync_unaligned();
 }
 
-// The table's gradient: sums plus the strips of the blocks that started inside a unit, in the order of the blocks. A
-// block does four rows of a unit.
-constexpr int kStripRows = 4;
-__global__ void __launch_bounds__(256) strips_kernel(float* dgain, const TableSums sums, const float* strips,
-                                                     const Schedule schedule, int nq, int nk, int query_tiles) {
-  const int tile = blockIdx.x / (kTile / kStripRows) % query_tiles;
-  const std::int64_t slice = blockIdx.x / (kTile / kStripRows) / query_tiles;
-  const int local = blockIdx.x % (kTile / kStripRows) * kStripRows;
-  const std::int64_t pairs = (query_tiles + kCluster - 1) / kCluster;
-  const Strips left = strips_of(schedule, static_cast<int>(slice * pairs + tile / kCluster));
-  const int rows = min(kStripRows, nq - tile * kTile - local);
-  if (left.count() == 0 && sums.data == dgain) return;
-  const std::int64_t stride = sums.stride;
-  const float* first = sums.data + (slice * sums.rows + tile * kTile + local) * stride;
-  const float* from = strips + (static_cast<std::int64_t>(tile % kCluster) * kTile + local) * stride;
-  const std::int64_t step = kCluster * kTile * stride;
-  float* to = dgain + (slice * nq + tile * kTile + local) * nk;
-  const int quads = static_cast<int>(stride / 4);
-#pragma unroll 4
-  for (int x = threadIdx.x; x < rows * quads; x += blockDim.x) {
-    const int r = x / quads;
-    const int column = x % quads * 4;
-    const std::int64_t at = r * stride + column;
-    float4 sum = *reinterpret_cast<const float4*>(first + at);
-    for (int n = 0; n < left.count(); ++n) {
-      const float4 more =
-          __ldcs(reinterpret_cast<const float4*>(from + strip_of(schedule, left.cluster(n)) * step + at));
-      sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
-    }
-    float* row = to + static_cast<std::int64_t>(r) * nk + column;
-    if (nk % 4 == 0) {
-      if (column < nk) *reinterpret_cast<float4*>(row) = sum;
-      continue;
-    }
-    const float numbers[4] = {sum.x, sum.y, sum.z, sum.w};
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      if (column + e < nk) row[e] = numbers[e];
-    }
-  }
-}
-
 template <class T, bool kGain>
 cudaError_t start(const AttentionBackward& p, const Maps& maps, const Records& records, const float* statistics,
                   const Schedule& schedule, const TableSums& sums, float* strips, cudaStream_t stream) {
@@ -582,17 +540,10 @@ cudaError_t start(const AttentionBackward& p, const Maps& maps, const Records& r
   constexpr std::int64_t kLongWalk = 512;
   const bool narrow = ends_narrow(p.shape.keys) && p.shape.keys < kLongWalk;
   const auto kernel = narrow ? dq_kernel<T, kGain, true> : dq_kernel<T, kGain, false>;
-  cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<kGain>);
+  const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<kGain>);
   if (e != cudaSuccess) return e;
   kernel<<<static_cast<unsigned>(schedule.clusters * kCluster), kThreads, kSharedBytes<kGain>, stream>>>(
       p, maps, records, statistics, schedule, sums, strips);
-  e = cudaGetLastError();
-  if (e != cudaSuccess || !kGain || p.dgain == nullptr) return e;
-  const AttentionShape& s = p.shape;
-  const std::int64_t blocks = s.groups * s.heads * ceil_div(s.queries, kTile) * (kTile / kStripRows);
-  strips_kernel<<<static_cast<unsigned>(blocks), 256, 0, stream>>>(
-      static_cast<float*>(p.dgain), sums, strips, schedule, static_cast<int>(s.queries), static_cast<int>(s.keys),
-      static_cast<int>(ceil_div(s.queries, kTile)));
   return cudaGetLastError();
 }
 
