@@ -107,6 +107,9 @@ CASES = [
     # a few rows past the last whole tile: queries, keys, both
     (5, 3, 257, 257, 64, 1, "g", "packed"), (4, 2, 260, 388, 40, 2, "g1", "tokens"), (6, 2, 70, 1026, 32, 1, "", "tokens"),
     (3, 2, 1028, 64, 64, 1, "g", "tokens"), (140, 2, 321, 321, 64, 1, "m", "packed"),
+    # one query or two past an even number of tiles
+    (6, 2, 258, 70, 40, 3, "g1", "tokens"), (4, 3, 130, 64, 32, 2, "g", "tokens"), (5, 2, 129, 200, 64, 1, "", "tokens"),
+    (3, 2, 385, 385, 64, 1, "g", "packed"),
 ]
 
 
@@ -165,6 +168,23 @@ def check_attention(kernels, repeat, only):
     print("largest error / allowed error, per precision and path:")
     for key in sorted({k[:2] for k in worst}, key=str):
         print(" ", key[0], f"sm{key[1]}", "  ".join(f"{n} {worst[(*key, n)][0]:.2f}" for n in NAMES if (*key, n) in worst))
+    return failures
+
+
+def check_wanted(kernels):
+    """Whichever gradients are wanted, they have the bits that they have when all are."""
+    failures = 0
+    for N, path in itertools.product((257, 200), (90, 80)):
+        q, k, v = torch.randn(5, N, 3, 2, 64, device="cuda").bfloat16().permute(2, 0, 3, 1, 4)
+        gain = torch.rand(1, 2, N, N, device="cuda")
+        dout = torch.randn(5, N, 2, 64, device="cuda").bfloat16().transpose(1, 2)
+        out, lse = kernels.forward(q, k, v, gain, path=path)
+        everything = kernels.backward(q, k, v, out, lse, dout, gain, path=path)
+        for need in ((1, 0, 0, 0), (0, 0, 0, 1), (1, 0, 0, 1), (0, 1, 1, 0), (1, 1, 1, 0), (0, 1, 0, 1)):
+            some = kernels.backward(q, k, v, out, lse, dout, gain, path=path, need=(*need, 0, 0))
+            if not all(x is None or torch.equal(x, y) for x, y in zip(some, everything)):
+                failures += 1
+                print(f"FAIL gradients wanted {need}, {N} tokens, sm{path}", flush=True)
     return failures
 
 
@@ -367,7 +387,7 @@ def main():
     kernels = Kernels(args.library)
     failures = check_mask(kernels, args.only) + check_gain(kernels, args.only) + check_attention(kernels, args.repeat, args.only)
     if not args.only:
-        failures += check_not_numbers(kernels) + check_far_curve(kernels) + check_scratch(kernels)
+        failures += check_wanted(kernels) + check_not_numbers(kernels) + check_far_curve(kernels) + check_scratch(kernels)
     print("failures:", failures)
     return 1 if failures else 0
 

@@ -309,17 +309,17 @@ def same_bits(repeat):
 
 def streams_and_graphs():
     """The private operators, forward and backward, on another stream and in a captured graph."""
-    q, k, v = (torch.randn(4, 3, 196, 64, device="cuda").bfloat16() for _ in range(3))
-    dout = torch.randn(4, 3, 196, 64, device="cuda").bfloat16()
-    ranks = torch.ops.violin.curve_ranks("violin", [14, 14]).cuda()
+    q, k, v = (torch.randn(4, 3, 257, 64, device="cuda").bfloat16() for _ in range(3))
+    dout = torch.randn(4, 3, 257, 64, device="cuda").bfloat16()
+    ranks = torch.ops.violin.curve_ranks("violin", [16, 16]).cuda()
     decay = -0.1 * torch.rand(8, 3, device="cuda")
 
     def once():
-        gain = torch.ops.violin._decay_mask_forward(ranks, decay, None, 0, None, False)
+        gain = torch.ops.violin._decay_mask_forward(ranks, decay, None, 1, None, False)
         out, lse = torch.ops.violin._attention_forward(q, k, v, gain, None, None, None)
         grads = torch.ops.violin._attention_backward(dout, q, k, v, gain, None, None, out, lse, None,
                                                      [True, True, True, True, False, False])
-        ddecay = torch.ops.violin._decay_mask_backward(grads[3], ranks, decay, None, 0, None, False, [True, False, False])
+        ddecay = torch.ops.violin._decay_mask_backward(grads[3], ranks, decay, None, 1, None, False, [True, False, False])
         return [gain, out, lse, *grads[:4], ddecay[0]]
 
     expected = once()

@@ -1,4 +1,4 @@
-// Hopper path, host side: tensor maps, statistics, scratch, and the order of the kernels.
+// Hopper path, host side: tensor maps, scratch, and the order of the kernels.
 #include <cuda.h>
 
 #include "violin/kernels/cuda/attention.h"
@@ -7,39 +7,6 @@
 namespace violin::kernels::cuda {
 namespace sm90 {
 namespace {
-
-// Eight threads per query: D = sum(dO o O), and the log-sum-exp in base 2.
-template <class T>
-__global__ void __launch_bounds__(256)
-    statistics_kernel(const __grid_constant__ AttentionBackward p, float* statistics) {
-  const int nq = static_cast<int>(p.shape.queries);
-  const int query_tiles = (nq + kTile - 1) / kTile;
-  const unsigned x = blockIdx.x * 32u + threadIdx.x / 8;
-  const unsigned rows = query_tiles * kTile;
-  const unsigned heads = static_cast<unsigned>(p.shape.heads);
-  if (x >= static_cast<unsigned>(p.shape.batch) * heads * rows) return;
-  const int i = static_cast<int>(x % rows);
-  const std::int64_t bh = x / rows;
-  const std::int64_t h = x / rows % heads;
-  const std::int64_t b = x / rows / heads;
-  const int c = threadIdx.x % 8 * 8;
-  float sum = 0;
-  if (i < nq && c < p.shape.dim) {
-    const uint4 o = *reinterpret_cast<const uint4*>(head_of<T>(p.out, b, h) + i * p.out.token + c);
-    const uint4 g = *reinterpret_cast<const uint4*>(head_of<T>(p.dout, b, h) + i * p.dout.token + c);
-    const T* left = reinterpret_cast<const T*>(&o);
-    const T* right = reinterpret_cast<const T*>(&g);
-#pragma unroll
-    for (int k = 0; k < 8; ++k) sum = fmaf(static_cast<float>(left[k]), static_cast<float>(right[k]), sum);
-  }
-  for (int s = 4; s > 0; s /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, s);
-  if (threadIdx.x % 8 == 0) {
-    float* to = statistics + (bh * query_tiles + i / kTile) * kStatisticsFloats + statistics_at(i % kTile);
-    const float lse = i < nq ? static_cast<const float*>(p.lse)[bh * nq + i] * kLog2e : INFINITY;
-    to[0] = lse == -INFINITY ? INFINITY : lse;
-    to[2] = sum;
-  }
-}
 
 // cuTensorMapEncodeTiled from the driver, found at run time so that nothing links against the driver.
 using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
@@ -108,18 +75,19 @@ bool fits(const AttentionShape& s, DType dtype, double scale) {
          s.batch * s.heads * (s.queries + s.keys + 2 * kTile) < (std::int64_t{1} << 31);
 }
 
-Schedule schedule_for(const AttentionShape& s) {
-  return make_schedule(s.groups * s.heads * ceil_div(s.queries, kTile * kTilesPerUnit),
+// queries: those whose dQ the kernel of this name computes.
+Schedule schedule_for(const AttentionShape& s, std::int64_t queries) {
+  return make_schedule(s.groups * s.heads * ceil_div(queries, kTile * kTilesPerUnit),
                        ceil_div(s.batch / s.groups, kImagesPerItem), processors() / kTilesPerUnit);
 }
 
 // Offsets into the scratch of a backward pass.
 struct Layout {
-  std::size_t records, sums, strips, bytes;
+  std::size_t records, tail, sums, strips, bytes;
 };
 
-TableSums table_sums(const AttentionShape& s) {
-  return {nullptr, ceil_div(s.queries, kTile) * kTile, ceil_div(s.keys, 8) * 8};
+TableSums table_sums(const AttentionShape& s, std::int64_t queries) {
+  return {nullptr, ceil_div(queries, kTile) * kTile, ceil_div(s.keys, 8) * 8};
 }
 
 Layout layout(const AttentionBackward& p) {
@@ -127,14 +95,20 @@ Layout layout(const AttentionBackward& p) {
   Layout l{};
   l.records =
       align256(static_cast<std::size_t>(s.batch * s.heads * ceil_div(s.queries, kTile)) * kStatisticsFloats * 4);
-  l.sums = l.strips = l.bytes = l.records + record_bytes(p.gain, s);
-  if (p.gain.data && p.dgain) {
-    const TableSums sums = table_sums(s);
+  const int tail = tail_queries(p);
+  const std::int64_t queries = s.queries - tail;
+  l.tail = l.records + record_bytes(p.gain, s);
+  l.sums = l.tail;
+  if (p.dgain) l.sums += align256(static_cast<std::size_t>(s.batch * s.heads * tail * s.keys) * 4);
+  l.strips = l.bytes = l.sums;
+  if (p.dgain) {
+    const TableSums sums = table_sums(s, queries);
     if (sums.rows != s.queries || sums.stride != s.keys) {
       l.strips += align256(static_cast<std::size_t>(s.groups * s.heads * sums.rows * sums.stride) * 4);
     }
     l.bytes =
-        l.strips + static_cast<std::size_t>(count_strips(schedule_for(s)) * kTilesPerUnit * kTile * sums.stride) * 4;
+        l.strips +
+        static_cast<std::size_t>(count_strips(schedule_for(s, queries)) * kTilesPerUnit * kTile * sums.stride) * 4;
   }
   return l;
 }
@@ -186,36 +160,30 @@ cudaError_t launch_sm90(const AttentionBackward& p, void* scratch, cudaStream_t 
   const AttentionShape& s = p.shape;
   const sm90::Layout l = sm90::layout(p);
   unsigned char* base = static_cast<unsigned char*>(scratch);
-  float* statistics = reinterpret_cast<float*>(base);
+  const auto floats = [&](std::size_t offset) { return reinterpret_cast<float*>(base + offset); };
   sm90::Maps maps{};
-  Records records;
+  sm90::Work work;
   cudaError_t e = sm90::make_map(maps.q, p.q, s, s.queries, p.dtype);
   if (e == cudaSuccess) e = sm90::make_map(maps.k, p.k, s, s.keys, p.dtype);
   if (e == cudaSuccess) e = sm90::make_map(maps.v, p.v, s, s.keys, p.dtype);
   if (e == cudaSuccess) e = sm90::make_map(maps.dout, p.dout, s, s.queries, p.dtype);
   if (e == cudaSuccess) e = sm90::make_map(maps.dk, p.dk, s, s.keys, p.dtype);
   if (e == cudaSuccess) e = sm90::make_map(maps.dv, p.dv, s, s.keys, p.dtype);
-  if (e == cudaSuccess) e = make_records(p.gain, s, p.dtype, base + l.records, records, stream);
+  if (e == cudaSuccess) e = make_records(p.gain, s, p.dtype, base + l.records, work.records, stream);
   if (e != cudaSuccess) return e;
-  const std::int64_t rows = s.batch * s.heads * ceil_div(s.queries, kTile) * kTile;
-  const unsigned blocks = static_cast<unsigned>(ceil_div(rows, 32));
-  if (p.dtype == DType::kFloat16) {
-    sm90::statistics_kernel<__half><<<blocks, 256, 0, stream>>>(p, statistics);
-  } else {
-    sm90::statistics_kernel<__nv_bfloat16><<<blocks, 256, 0, stream>>>(p, statistics);
-  }
-  e = cudaGetLastError();
-  if (e == cudaSuccess && (p.dq.data || p.dgain)) {
-    sm90::TableSums sums = sm90::table_sums(s);
-    sums.data = l.sums == l.strips ? static_cast<float*>(p.dgain) : reinterpret_cast<float*>(base + l.sums);
-    const Schedule schedule = sm90::schedule_for(s);
-    float* strips = reinterpret_cast<float*>(base + l.strips);
-    e = sm90::start_dq(p, maps, records, statistics, schedule, sums, strips, stream);
-    if (e == cudaSuccess && records.data && p.dgain) {
-      e = sm90::start_strips(s, schedule, sums, strips, static_cast<float*>(p.dgain), stream);
-    }
-  }
-  if (e == cudaSuccess && (p.dk.data || p.dv.data)) e = sm90::start_dkv(p, maps, records, statistics, stream);
+  work.statistics = floats(0);
+  work.tail.queries = sm90::tail_queries(p);
+  work.tail.shares = p.dgain ? floats(l.tail) : nullptr;
+  const std::int64_t queries = s.queries - work.tail.queries;
+  work.schedule = sm90::schedule_for(s, queries);
+  work.sums = sm90::table_sums(s, queries);
+  work.sums.data = l.sums == l.strips ? static_cast<float*>(p.dgain) : floats(l.sums);
+  work.strips = floats(l.strips);
+  e = sm90::start_statistics(p, work, stream);
+  const bool want_dkv = p.dk.data || p.dv.data;
+  if (e == cudaSuccess && want_dkv) e = sm90::start_dkv(p, maps, work, stream);
+  if (e == cudaSuccess && (p.dq.data || p.dgain)) e = sm90::start_dq(p, maps, work, want_dkv, stream);
+  if (e == cudaSuccess && p.dgain) e = sm90::start_last(p, work, stream);
   return e;
 }
 

@@ -33,6 +33,22 @@ inline bool ends_narrow(std::int64_t columns) {
   return columns % kTile != 0 && columns % kTile <= kNarrowColumns;
 }
 
+// A last tile of few queries, such as a class token makes, costs dQ's kernel as much as a whole one, and as much as two
+// where it would be the odd one: tiles come in pairs. Such a tail gets its dQ and its rows of the table's gradient with
+// ordinary arithmetic, beside the statistics.
+constexpr int kMostTailQueries = 2;
+struct Tail {
+  int queries = 0;
+  float* shares = nullptr;  // [B, h, queries, keys], in the table's gradient; none where that is not wanted
+};
+inline int tail_queries(const AttentionBackward& p) {
+  const AttentionShape& s = p.shape;
+  const std::int64_t queries = s.queries % kTile;
+  const bool odd = s.queries / kTile % kTilesPerUnit == 0;
+  return (p.dq.data || p.dgain) && odd && s.queries > kTile && queries <= kMostTailQueries ? static_cast<int>(queries)
+                                                                                           : 0;
+}
+
 // The number of this thread's warpgroup, in a form of which the compiler knows that a warp agrees about it.
 __device__ __forceinline__ int warpgroup() {
   return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
@@ -173,9 +189,9 @@ class Place {
   int size_[kDigits], at_[kDigits], step_[kDigits];
 };
 
-// How many images make a chunk: K and V (or Q and dO) of a head of so many take at most kChunkBytes. A divisor of the
-// batch, or all of it where no divisor comes near.
-constexpr std::int64_t kChunkBytes = std::int64_t{8} << 20;
+// How many images make a chunk: K and V (or Q and dO) of a head of so many take at most kChunkBytes, 32 images of 1025
+// tokens. A divisor of the batch, or all of it where no divisor comes near.
+constexpr std::int64_t kChunkBytes = std::int64_t{9} << 20;
 inline int images_per_chunk(std::int64_t batch, std::int64_t tokens) {
   const std::int64_t most = std::max<std::int64_t>(1, kChunkBytes / (tokens * 2 * kTile * 2));
   if (batch <= most) return static_cast<int>(batch);
@@ -198,13 +214,24 @@ struct TableSums {
   std::int64_t stride = 0;
 };
 
+// What the kernels of a backward pass share. Nothing here is owned.
+struct Work {
+  Records records;
+  float* statistics = nullptr;  // kStatisticsFloats for each tile of queries
+  Schedule schedule;            // of dQ and the table's gradient
+  TableSums sums;
+  float* strips = nullptr;
+  Tail tail;
+};
+
 cudaError_t start_forward(const AttentionForward& p, const Maps& maps, const Records& records, cudaStream_t stream);
-cudaError_t start_dkv(const AttentionBackward& p, const Maps& maps, const Records& records, const float* statistics,
-                      cudaStream_t stream);
-cudaError_t start_dq(const AttentionBackward& p, const Maps& maps, const Records& records, const float* statistics,
-                     const Schedule& schedule, const TableSums& sums, float* strips, cudaStream_t stream);
-// The gain's gradient from the sums and the strips that start_dq leaves.
-cudaError_t start_strips(const AttentionShape& s, const Schedule& schedule, const TableSums& sums, const float* strips,
-                         float* dgain, cudaStream_t stream);
+// Statistics of all queries, and what there is to do for a tail but the sum of its shares.
+cudaError_t start_statistics(const AttentionBackward& p, const Work& work, cudaStream_t stream);
+cudaError_t start_dkv(const AttentionBackward& p, const Maps& maps, const Work& work, cudaStream_t stream);
+// after_dkv: the kernel before is dK and dV's, and the two may overlap.
+cudaError_t start_dq(const AttentionBackward& p, const Maps& maps, const Work& work, bool after_dkv,
+                     cudaStream_t stream);
+// The gain's gradient from the sums and the strips that start_dq leaves, and from the shares of a tail.
+cudaError_t start_last(const AttentionBackward& p, const Work& work, cudaStream_t stream);
 
 }  // namespace violin::kernels::cuda::sm90

@@ -61,6 +61,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     init(own_empty, users);
     fence_init();
   }
+  if (p.dq.data || p.dgain) let_next_start();  // dQ's kernel, which shares nothing with this one but what both read
   __syncthreads();
 
   if (group == kGroups) {
@@ -275,8 +276,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 template <class T, bool kGain>
-cudaError_t start(const AttentionBackward& p, const Maps& maps, const Records& records, const float* statistics,
-                  cudaStream_t stream) {
+cudaError_t start(const AttentionBackward& p, const Maps& maps, const Work& work, cudaStream_t stream) {
   const AttentionShape& s = p.shape;
   const bool persistent = s.queries <= kShortWalk;
   const auto kernel = !persistent              ? dkv_kernel<T, kGain, false, false>
@@ -287,20 +287,18 @@ cudaError_t start(const AttentionBackward& p, const Maps& maps, const Records& r
   const std::int64_t items = s.batch * s.heads * ceil_div(s.keys, kGroups * kTile);
   const std::int64_t blocks = persistent && items > processors() ? processors() : items;
   kernel<<<static_cast<unsigned>(blocks), kThreads, kSharedBytes<kGain>, stream>>>(
-      p, maps, records, statistics, images_per_chunk(s.batch, s.queries));
+      p, maps, work.records, work.statistics, images_per_chunk(s.batch, s.queries));
   return cudaGetLastError();
 }
 
 }  // namespace
 
-cudaError_t start_dkv(const AttentionBackward& p, const Maps& maps, const Records& records, const float* statistics,
-                      cudaStream_t stream) {
+cudaError_t start_dkv(const AttentionBackward& p, const Maps& maps, const Work& work, cudaStream_t stream) {
   if (p.dtype == DType::kFloat16) {
-    return records.data ? start<__half, true>(p, maps, records, statistics, stream)
-                        : start<__half, false>(p, maps, records, statistics, stream);
+    return work.records.data ? start<__half, true>(p, maps, work, stream) : start<__half, false>(p, maps, work, stream);
   }
-  return records.data ? start<__nv_bfloat16, true>(p, maps, records, statistics, stream)
-                      : start<__nv_bfloat16, false>(p, maps, records, statistics, stream);
+  return work.records.data ? start<__nv_bfloat16, true>(p, maps, work, stream)
+                           : start<__nv_bfloat16, false>(p, maps, work, stream);
 }
 
 }  // namespace violin::kernels::cuda::sm90

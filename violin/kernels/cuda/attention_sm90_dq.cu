@@ -8,7 +8,7 @@
 // before. So no number is ever added to by two threads, and the warpgroups hardly wait for the addition. Every other
 // walk goes backwards over the keys, so that it starts with tiles that are still in L2. Blocks take shares of all
 // (head, query tile, four images) as Schedule says; all but one of those of a head's query tile leave their sums in
-// strips of scratch that a last kernel adds in order (attention_sm90_strips.cu).
+// strips of scratch that a last kernel adds in order (attention_sm90_last.cu).
 #include "violin/kernels/cuda/attention_sm90.cuh"
 
 namespace violin::kernels::cuda::sm90 {
@@ -118,7 +118,8 @@ __device__ __forceinline__ void store_rows(const float (&c)[32], T* to, std::int
 template <class T, bool kGain, bool kNarrow>
 __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     dq_kernel(const __grid_constant__ AttentionBackward p, const __grid_constant__ Maps maps, const Records records,
-              const float* statistics, const Schedule schedule, const TableSums table_sums, float* strips) {
+              const float* statistics, const Schedule schedule, const TableSums table_sums, float* strips,
+              int walked_queries) {
   constexpr int kStages = kStagesOf<kGain>;
   constexpr int kVStages = kVStagesOf<kGain>;
   extern __shared__ __align__(1024) unsigned char own_tiles[];                 // [image][q, dout]
@@ -140,7 +141,8 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   const int query_tiles = (nq + kTile - 1) / kTile;
   const int key_tiles = (nk + kTile - 1) / kTile;
   const int images = static_cast<int>(p.shape.batch / p.shape.groups);
-  const int pairs = (query_tiles + kCluster - 1) / kCluster;
+  const int walked_tiles = (walked_queries + kTile - 1) / kTile;
+  const int pairs = (walked_tiles + kCluster - 1) / kCluster;
   const int rank = cluster_rank();
   const int cluster = blockIdx.x / kCluster;
   const int count = count_items(schedule, cluster);
@@ -191,7 +193,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
           }
           const int column = key_tile_at(round, t) * kTile;
           // The second of two query tiles may not exist.
-          if (column + lane % 16 * 4 < stride && r.query_tile < query_tiles) {
+          if (column + lane % 16 * 4 < stride && r.query_tile < walked_tiles) {
 #pragma unroll 1
             for (int pass = 2 * (warp - 1); pass < kTile / 4; pass += pass % 2 ? 2 * (kCollectors / 32) - 1 : 1) {
               const std::uint32_t from = (first_piece ^ pass % 2 * 64) + place * 2 * kSumsBytes + pass * 4 * kSumsRow;
@@ -354,7 +356,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   for (int round = 0; round < count; ++round) {
     for (int i = 0; i < kImagesPerGroup; ++i) wait(own_full + i, round % 2);
     const int first_step = round * key_tiles;
-    if (rounds[round % kRounds].query_tile >= query_tiles) {
+    if (rounds[round % kRounds].query_tile >= walked_tiles) {
       // The second of two tiles does not exist: the other block and those who collect sums wait for this one all the
       // same.
       for (int i = 0; i < kImagesPerGroup; ++i) release(own_empty + i);
@@ -531,32 +533,43 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     }
   }
   cluster_sync_unaligned();
+  await_last();
 }
 
 template <class T, bool kGain>
-cudaError_t start(const AttentionBackward& p, const Maps& maps, const Records& records, const float* statistics,
-                  const Schedule& schedule, const TableSums& sums, float* strips, cudaStream_t stream) {
+cudaError_t start(const AttentionBackward& p, const Maps& maps, const Work& work, bool after_dkv, cudaStream_t stream) {
   // Over many tiles a faster loop gains more than a last tile that is done in part.
   constexpr std::int64_t kLongWalk = 512;
   const bool narrow = ends_narrow(p.shape.keys) && p.shape.keys < kLongWalk;
   const auto kernel = narrow ? dq_kernel<T, kGain, true> : dq_kernel<T, kGain, false>;
-  const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<kGain>);
+  cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<kGain>);
   if (e != cudaSuccess) return e;
-  kernel<<<static_cast<unsigned>(schedule.clusters * kCluster), kThreads, kSharedBytes<kGain>, stream>>>(
-      p, maps, records, statistics, schedule, sums, strips);
-  return cudaGetLastError();
+  cudaLaunchConfig_t config{};
+  config.gridDim = static_cast<unsigned>(work.schedule.clusters * kCluster);
+  config.blockDim = kThreads;
+  config.dynamicSmemBytes = kSharedBytes<kGain>;
+  config.stream = stream;
+  cudaLaunchAttribute overlap;
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &overlap;
+  config.numAttrs = after_dkv ? 1 : 0;
+  e = cudaLaunchKernelEx(&config, kernel, p, maps, work.records, work.statistics, work.schedule, work.sums, work.strips,
+                         static_cast<int>(p.shape.queries) - work.tail.queries);
+  if (e != cudaSuccess) cudaGetLastError();  // reported here, not again to whoever asks next
+  return e;
 }
 
 }  // namespace
 
-cudaError_t start_dq(const AttentionBackward& p, const Maps& maps, const Records& records, const float* statistics,
-                     const Schedule& schedule, const TableSums& sums, float* strips, cudaStream_t stream) {
+cudaError_t start_dq(const AttentionBackward& p, const Maps& maps, const Work& work, bool after_dkv,
+                     cudaStream_t stream) {
   if (p.dtype == DType::kFloat16) {
-    return records.data ? start<__half, true>(p, maps, records, statistics, schedule, sums, strips, stream)
-                        : start<__half, false>(p, maps, records, statistics, schedule, sums, strips, stream);
+    return work.records.data ? start<__half, true>(p, maps, work, after_dkv, stream)
+                             : start<__half, false>(p, maps, work, after_dkv, stream);
   }
-  return records.data ? start<__nv_bfloat16, true>(p, maps, records, statistics, schedule, sums, strips, stream)
-                      : start<__nv_bfloat16, false>(p, maps, records, statistics, schedule, sums, strips, stream);
+  return work.records.data ? start<__nv_bfloat16, true>(p, maps, work, after_dkv, stream)
+                           : start<__nv_bfloat16, false>(p, maps, work, after_dkv, stream);
 }
 
 }  // namespace violin::kernels::cuda::sm90

@@ -129,6 +129,15 @@ __device__ __forceinline__ void arrive_at(std::uint32_t address) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
 }
 
+// Kernels that may overlap: the next one's blocks may start as soon as this one's have left room for them; and this one
+// is not complete before the last one is.
+__device__ __forceinline__ void let_next_start() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+__device__ __forceinline__ void await_last() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
 // Moves registers between warpgroups; every warp of the warpgroup takes part. A block starts with equal shares of
 // 65536, in eights; who takes more than others give waits for ever.
 constexpr bool registers_suffice(int consumer_groups, int give, int take) {
