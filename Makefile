@@ -5,7 +5,7 @@ JOBS ?= $(shell nproc)
 PYTHON = $$(cat .violin/python)
 CONFIGURE = cmake --preset $(1) -DVIOLIN_PYTHON="$(PYTHON)" --log-level=NOTICE
 
-.PHONY: help setup configure build demo test check-format format lint asan tsan debug bench gpu-test gpu-bench install clean distclean
+.PHONY: help setup configure build demo test check-format format lint asan tsan debug bench gpu-test gpu-sanitize gpu-bench install clean distclean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -62,6 +62,13 @@ gpu-test: configure  ## The kernels and operators on this machine's GPU, on both
 	@$(PYTHON) tests/cuda/test_operators.py build/libviolin_ops.so
 	@VIOLIN_PATH=sm80 $(PYTHON) tests/cuda/test_operators.py build/libviolin_ops.so
 
+gpu-sanitize: setup  ## The CUDA kernels on small shapes under compute-sanitizer's memcheck, synccheck and racecheck
+	@command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not on the PATH: it comes with the CUDA toolkit"; exit 1; }
+	@[ -e build-gpu-sanitize/build.ninja ] || $(call CONFIGURE,gpu-sanitize)
+	@cmake --build build-gpu-sanitize -j $(JOBS) --target violin_cuda_kernels_api
+	@for tool in memcheck synccheck racecheck; do echo "$$tool:"; \
+	  compute-sanitizer --tool $$tool --error-exitcode 1 $(PYTHON) tests/cuda/sanitize.py build-gpu-sanitize/libviolin_cuda_kernels_api.so || exit 1; done
+
 gpu-bench: configure  ## Attention on this machine's GPU against cuDNN, FlashAttention-2, FlexAttention and the formula
 	@cmake --build build -j $(JOBS) --target violin_ops
 	@$(PYTHON) bench/gpu/attention.py build/libviolin_ops.so
@@ -70,7 +77,7 @@ install: build  ## Headers, libraries, binary and CMake package into PREFIX
 	@cmake --install build --prefix "$${PREFIX:?usage: make install PREFIX=/some/where}"
 
 clean:  ## Remove what builds made
-	@rm -rf build build-debug build-asan build-tsan build-lint out
+	@rm -rf build build-debug build-asan build-tsan build-lint build-gpu-sanitize out
 
 distclean: clean
 	@rm -rf .venv .violin

@@ -55,10 +55,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
       init(full + s, 1);
-      init(empty + s, users);
+      init_for_warps(empty + s, users);
     }
     init(own_full, 1);
-    init(own_empty, users);
+    init_for_warps(own_empty, users);
     fence_init();
   }
   if (p.dq.data || p.dgain) let_next_start();  // dQ's kernel, which shares nothing with this one but what both read

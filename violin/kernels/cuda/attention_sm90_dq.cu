@@ -154,12 +154,12 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
       init(full + s, 1);
-      init(empty + s, 8 * kCluster);  // warps of all blocks
+      init_for_warps(empty + s, 8 * kCluster);  // of all blocks
     }
-    for (int s = 0; s < kVStages; ++s) init(v_empty + s, 8 * kCluster);
+    for (int s = 0; s < kVStages; ++s) init_for_warps(v_empty + s, 8 * kCluster);
     for (int i = 0; i < kImagesPerGroup; ++i) {
       init(own_full + i, 1);
-      init(own_empty + i, 8);
+      init_for_warps(own_empty + i, 8);
     }
     fence_init();
   }
@@ -346,12 +346,17 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     if (step >= kSumsPlaces) named_sync(sums_empty(step % kSumsPlaces, group), kWarpgroup + kCollectors);
   };
   const auto announce_sums = [&](int step) { named_arrive(sums_full(step % kSumsPlaces), kConsumers + kCollectors); };
-  const auto release_in_all = [&](std::uint32_t remote) {
+  const auto release_in_all = [&](int barrier) {
+    const std::uint32_t remote = remote_empty + 8 * barrier;
     __syncwarp();
-    if (remote_empty) arrive_at(remote);
+    if constexpr (kSpeakers == 1) {
+      if (remote_empty) arrive_at(remote);
+    } else {
+      for (int block = 0; block < kCluster; ++block) arrive_at(address_in(empty + barrier, block));
+    }
   };
-  const auto release_k = [&](int at, int image) { release_in_all(remote_empty + 8 * slot(at, image)); };
-  const auto release_v = [&](int at, int image) { release_in_all(remote_empty + 8 * (kStages + v_slot(at, image))); };
+  const auto release_k = [&](int at, int image) { release_in_all(slot(at, image)); };
+  const auto release_v = [&](int at, int image) { release_in_all(kStages + v_slot(at, image)); };
 
   for (int round = 0; round < count; ++round) {
     for (int i = 0; i < kImagesPerGroup; ++i) wait(own_full + i, round % 2);
@@ -536,6 +541,15 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   await_last();
 }
 
+// Whether kernels that overlap can be captured in a graph.
+bool driver_overlaps() {
+  static const bool overlaps = [] {
+    int version = 0;
+    return cudaDriverGetVersion(&version) == cudaSuccess && version >= 12030;
+  }();
+  return overlaps;
+}
+
 template <class T, bool kGain>
 cudaError_t start(const AttentionBackward& p, const Maps& maps, const Work& work, bool after_dkv, cudaStream_t stream) {
   // Over many tiles a faster loop gains more than a last tile that is done in part.
@@ -553,7 +567,7 @@ cudaError_t start(const AttentionBackward& p, const Maps& maps, const Work& work
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &overlap;
-  config.numAttrs = after_dkv ? 1 : 0;
+  config.numAttrs = after_dkv && driver_overlaps() ? 1 : 0;
   e = cudaLaunchKernelEx(&config, kernel, p, maps, work.records, work.statistics, work.schedule, work.sums, work.strips,
                          static_cast<int>(p.shape.queries) - work.tail.queries);
   if (e != cudaSuccess) cudaGetLastError();  // reported here, not again to whoever asks next

@@ -56,11 +56,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
       init(full + s, 1);
-      init(empty + s, users);
+      init_for_warps(empty + s, users);
     }
     for (int s = 0; s < 2; ++s) {
       init(q_full + s, 1);
-      init(q_empty + s, users);
+      init_for_warps(q_empty + s, users);
     }
     fence_init();
   }
