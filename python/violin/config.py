@@ -23,7 +23,8 @@ class MaskConfig:
     init: ``pretrain`` beta ~ U[5,9], alpha ~ N(0,0.5), as published for training from scratch; ``finetune`` beta ~ U[15,20],
     alpha ~ N(1,0.02), as published for trained weights; ``none`` beta, alpha ~ N(0,0.5), the published ablation; ``spread``
     a decay length per head between four patches and the whole grid, alpha 1; ``identity`` the model computes what it
-    computed without a mask, and the mask still receives gradients.
+    computed without a mask, and the mask still receives gradients (with ``add_v1``, alpha is 0 and decays are those of
+    ``spread``).
 
     parameterisation: ``sigmoid`` has gamma = sigmoid(beta); ``rate`` has log gamma = -max(rate,0)/n with n the longest
     distance along the curve on the model's own grid, and passes the gradient through the bound; ``auto`` is ``rate`` for

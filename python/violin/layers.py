@@ -58,6 +58,14 @@ class _Call:
         self.grid = grid
 
 
+def _tensors(output: Any) -> list[Tensor]:
+    """Those in what a model returns: itself, or in tuples, lists and dictionaries."""
+    if isinstance(output, Tensor):
+        return [output]
+    parts = output.values() if isinstance(output, dict) else output if isinstance(output, (tuple, list)) else ()
+    return [tensor for part in parts for tensor in _tensors(part)]
+
+
 class GridRecorder:
     """Height and width of the patch grid in the current call; hook it to the convolution that makes the patches.
 
@@ -112,9 +120,10 @@ class GridRecorder:
         """Its forward hook."""
         if not torch.compiler.is_compiling():
             self._passes.pop(threading.get_ident(), None)
-            node = output.grad_fn if isinstance(output, Tensor) else None
-            if node is not None and self._thread.grid is not None:
-                node.register_prehook(functools.partial(self._replay, self._thread.grid))
+            grid = self._thread.grid
+            for part in _tensors(output) if grid is not None else ():
+                if part.grad_fn is not None:
+                    part.grad_fn.register_prehook(functools.partial(self._replay, grid))
         self.release(module, args)
 
     def release(self, module: nn.Module, args: Any) -> None:

@@ -206,9 +206,10 @@ class ViolinMask(nn.Module):
         parameter("prefix_rate", (masked,), prefix_decay == "learned" and rate)
         # Whole numbers, so that half() leaves them.
         shape = (count,) + (1,) * (len(decay_shape) - 1)
-        self.register_buffer("_units", units.view(shape).to(device), persistent=False)
+        where = next((t.device for t in self._values() if t is not None), units.device)  # also that of a device context
+        self.register_buffer("_units", units.view(shape).to(where), persistent=False)
         some = len(self.masked_heads) < self.layer_heads
-        index = torch.tensor(self.masked_heads, device=device) if some else None
+        index = torch.tensor(self.masked_heads, device=where) if some else None
         self.register_buffer("_head_index", index, persistent=False)
         self.initialise(seed, name)
 
@@ -256,9 +257,11 @@ class ViolinMask(nn.Module):
 
         def rate(values: Tensor, generator: torch.Generator | None) -> None:
             units = self._units.to("cpu", torch.float32)
-            if init == "identity":
+            # What add_v1 adds must differ within a row, or neither the decay nor alpha, which is 0, ever has a gradient.
+            still = init == "identity" and self.config.strategy != "add_v1"
+            if still:
                 values.zero_()
-            elif init == "spread":
+            elif init in ("identity", "spread"):
                 for head in range(values.shape[-1]):
                     values[..., head] = (units / length(head, values.shape[-1]))[..., 0]
             else:  # the same decay as the other parameterisation would start with
@@ -486,7 +489,7 @@ class ViolinMask(nn.Module):
     def thaw(self) -> None:
         """Undoes freeze()."""
         for name, needed in self._thawed.items():
-            getattr(self, name).requires_grad_(needed)
+            self.get_parameter(name).requires_grad_(needed)
         self._thawed, self._frozen, self._frozen_types = {}, {}, {}
         self.drop_tables()
 
@@ -523,7 +526,7 @@ class ViolinMask(nn.Module):
         return torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.parameters())
 
     def _state(self) -> _State:
-        tensors = [t for t in (*self._parameters.values(), self.gamma) if t is not None]
+        tensors = [t for t in (*self.parameters(), self.gamma) if t is not None]
         return [(t, t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
 
     def _changed(self) -> None:
@@ -537,8 +540,10 @@ class ViolinMask(nn.Module):
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ViolinMask:
-        was_meta = self._units.is_meta
+        was_meta, gamma = self._units.is_meta, self.gamma
         super()._apply(fn, recurse)
+        if gamma is not None and self.gamma is not None and self.gamma.element_size() < gamma.element_size() < 8:
+            self.gamma = gamma.to(self.gamma.device)  # 16 bits would make a decay close to 1 none
         if was_meta:
             self._make_constants()
         self._changed()

@@ -113,8 +113,8 @@ def test_identity_changes_nothing_and_learns(strategy):
     out = out if tables.after is None else out + tables.after @ v
     torch.testing.assert_close(out, violin.ops.attention(q, k, v), rtol=0, atol=1e-7)
     out.square().sum().backward()
-    # Either the decay or what multiplies it can move at the first step.
-    assert max(p.grad.abs().max().item() for p in mask.parameters()) > 0
+    # Either the decay or what multiplies it can move at the first step, by more than rounding.
+    assert max(p.grad.abs().max().item() for p in mask.parameters()) > 1e-4
     if strategy in ("mul_v1", "mul_after_sm", "log"):
         assert mask.rate.grad.abs().max() > 0
 
@@ -300,3 +300,37 @@ def test_kept_tables_see_fused_optimisers_and_swapped_parameters():
 def test_a_mask_needs_heads():
     with pytest.raises(violin.Error, match="heads is 0"):
         violin.ViolinMask(0)
+
+
+def test_parametrised_values_are_seen_and_thawed():
+    class Twice(torch.nn.Module):
+        def forward(self, x):
+            return 2 * x
+
+    mask = violin.ViolinMask(2, grid=(4, 4), init="spread").eval()
+    torch.nn.utils.parametrize.register_parametrization(mask, "alpha", Twice())
+    with torch.no_grad():
+        before = mask.tables((4, 4)).gain
+        mask.parametrizations.alpha.original.mul_(5)
+        torch.testing.assert_close(mask.tables((4, 4)).gain, 5 * before)
+    mask.freeze((4, 4))
+    mask.thaw()
+    assert mask.parametrizations.alpha.original.requires_grad and not mask.frozen
+
+
+def test_16_bits_keep_a_fixed_decay():
+    mask = violin.ViolinMask(3, decay=0.999, grid=(14, 14), init="spread")
+    before = mask.mask((14, 14))
+    assert torch.equal(mask.bfloat16().mask((14, 14)), before)
+    assert torch.equal(mask.half().float().mask((14, 14)), before)
+    assert mask.double().gamma.dtype == torch.float64
+
+
+def test_constants_of_a_mask_made_in_a_device_context():
+    options = {"grid": (4, 4), "init": "spread", "masked_heads": [0, 2]}
+    with torch.device("meta"):
+        mask = violin.ViolinMask(3, **options)
+    source = violin.ViolinMask(3, **options)
+    mask.to_empty(device="cpu")
+    mask.load_state_dict(source.state_dict())
+    assert torch.equal(mask.tables((4, 4)).gain, source.tables((4, 4)).gain)

@@ -541,15 +541,32 @@ def test_newer_settings_of_tf32_are_understood(monkeypatch):
     assert plugging._products_are_coarse()
 
 
-def test_plugged_on_the_meta_device():
-    reference = violin.plug(build("vit"), init="spread", heads=[0, 2]).eval()
+@pytest.mark.parametrize("family", ["vit", "dino"])
+def test_plugged_on_the_meta_device(family):
+    heads = [0, 2] if family == "vit" else [1]
+    reference = violin.plug(build(family), init="spread", heads=heads).eval()
     x = images((32, 32))
     expected = run(reference, x)
     for assign in (False, True):
         with torch.device("meta"):
-            model = build("vit")
-        violin.plug(model, init="spread", heads=[0, 2])
+            model = build(family)
+        violin.plug(model, init="spread", heads=heads)
         if not assign:
             model.to_empty(device="cpu")
         model.load_state_dict(reference.state_dict(), assign=assign)
         torch.testing.assert_close(run(model.eval(), x), expected)
+
+
+def test_a_wrapped_projection_is_named_with_a_remedy():
+    class Wrapped(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return self.inner(x)
+
+    model = build("vit")
+    model.blocks[1].attn.qkv = Wrapped(model.blocks[1].attn.qkv)
+    with pytest.raises(violin.Error, match=r"blocks\.1\.attn.*Wrapped for qkv.*plug the model first"):
+        violin.plug(model)

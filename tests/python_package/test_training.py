@@ -121,6 +121,24 @@ def test_checkpointing_knows_shapes_of_equal_size_apart(timm):
     close([loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)], expected[0], rtol=1e-5)
 
 
+def test_checkpointing_knows_shapes_apart_where_a_model_returns_two_outputs(timm):
+    from timm.models.deit import VisionTransformerDistilled
+
+    model = VisionTransformerDistilled(
+        img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=3, num_classes=5, dynamic_img_size=True
+    )
+    violin.plug(model, init="spread").train()
+    model.set_distilled_training(True)
+    crops = torch.randn(1, 3, 48, 24), torch.randn(1, 3, 24, 48)
+
+    def both(x):
+        return torch.cat(model(x))
+
+    expected = gradients(both, model, *crops)
+    model.set_grad_checkpointing()
+    close(gradients(both, model, *crops), expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 def test_checkpointing_outside_of_forward_refuses_to_guess_between_shapes_of_equal_size(frozen, timm):
     model = violin.plug(build("dynamic"), init="spread")

@@ -24,7 +24,8 @@ std::string to_string(const Size& size);  // "224x224"
 //   finetune  beta ~ U[15,20], alpha ~ N(1,0.02): as published for plugging into trained weights
 //   none      beta ~ N(0,0.5), alpha ~ N(0,0.5): the published ablation
 //   spread    per head a decay length between a few patches and the whole grid, alpha 1
-//   identity  the model computes what it computed without a mask, bit for bit, and the mask still receives gradients
+//   identity  the model computes what it computed without a mask, bit for bit, and the mask still receives gradients;
+//             with the strategy add_v1, alpha is 0 and decays are those of `spread`
 // How a decay is stored (`parameterisation`): `sigmoid` has gamma = sigmoid(beta); `rate` has log gamma =
 // -max(rate,0)/n with n the longest distance along the curve on the model's own grid, and passes the gradient through
 // the bound. `identity` needs `rate`, since sigmoid reaches 1 nowhere.

@@ -153,9 +153,10 @@ void Mask::initialise(std::uint64_t seed, const std::string& name) {
     init == "spread" ? values.fill_(9.0) : (fill_beta(values, generator), values);
   });
   draw(rate, "rate", [&](at::Tensor& values, const at::Generator& generator) {
-    if (init == "identity") {
+    // What add_v1 adds must differ within a row, or neither the decay nor alpha, which is 0, ever has a gradient.
+    if (init == "identity" && strategy_ != ops::Strategy::kAddV1) {
       values.zero_();
-    } else if (init == "spread") {
+    } else if (init == "identity" || init == "spread") {
       spread(values, true);
     } else {
       // The same decay as the other parameterisation would start with.
