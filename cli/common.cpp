@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
+#include <filesystem>
 
 #include <algorithm>
 #include <array>
@@ -50,6 +51,23 @@ int run(std::string_view who, const std::function<void()>& work) {
     note(name + ": " + message_of(error));
   }
   return kFailed;
+}
+
+void check_output(std::string_view option, const std::string& path, const std::vector<std::string>& read) {
+  namespace fs = std::filesystem;
+  if (path.empty()) return;
+  std::error_code ignored;
+  const fs::path named = fs::path(path).parent_path();
+  const fs::path folder = named.empty() ? fs::path(".") : named;
+  if (!fs::is_directory(folder, ignored))
+    throw Error("cannot write '" + path + "': there is no folder '" + folder.string() + "'");
+  for (const std::string& other : read) {
+    bool same = fs::equivalent(path, other, ignored);
+    if (fs::is_directory(other, ignored)) {
+      for (const char* part : {"best", "last"}) same = same || fs::equivalent(folder, fs::path(other) / part, ignored);
+    }
+    if (same) throw Usage(std::string(option) + " '" + path + "' would replace what is read from '" + other + "'");
+  }
 }
 
 void print(std::string_view text) {

@@ -48,6 +48,10 @@ auto argument(std::string_view option, const Parse& parse) {
 // "0,3,-1"; nothing for an empty text. Throws Usage that names the option.
 std::vector<std::int64_t> parse_integers(std::string_view option, std::string_view text);
 
+// Before the work: the folder of a file that will be written is there (no path: nothing to check), and the file is none
+// of those that are read, nor of a run's own weights. Throws violin::Error or Usage.
+void check_output(std::string_view option, const std::string& path, const std::vector<std::string>& read);
+
 // To stdout; throws violin::Error when it cannot be written. A note goes to stderr as one line.
 void print(std::string_view text);
 void note(std::string_view text);

@@ -32,6 +32,7 @@ at::ScalarType parse_dtype(const std::string& name) {
 
 void run_convert(const Options& options) {
   const at::ScalarType dtype = parse_dtype(options.dtype);
+  check_output("OUT", options.out, {options.in});
   checkpoint::LoadOptions load = load_options(options.weights);
   if (options.num_classes && *options.num_classes < 0) throw Usage("--num-classes must be 0 or more");
   if (options.crop_pct && !(*options.crop_pct >= 0.05 && *options.crop_pct <= 1))

@@ -73,11 +73,7 @@ Evaluated chosen_split(const data::Dataset& dataset, const std::string& name, bo
                             : !dataset.test.empty() ? "test"
                             : !dataset.val.empty()  ? "val"
                                                     : "train";
-  const data::SampleSet* set = split == "train"  ? &dataset.train
-                               : split == "val"  ? &dataset.val
-                               : split == "test" ? &dataset.test
-                                                 : nullptr;
-  if (set == nullptr) throw Usage("--split '" + name + "': expected train, val or test");
+  const data::SampleSet* set = split == "train" ? &dataset.train : split == "val" ? &dataset.val : &dataset.test;
   if (set->empty())
     throw Error("the data have no images in the split '" + split + "'; without --split all that there are count");
   return {*set, split, dataset.classes};
@@ -139,7 +135,13 @@ void write_confusion(const std::string& path, const std::vector<std::string>& na
 void evaluate_weights(const Options& options) {
   if (options.data.empty()) throw Usage("--data is missing: the folder with the images");
   if (options.batch < 1) throw Usage("--batch must be at least 1");
-  // Read first: a mistake here must not cost an evaluation.
+  // A mistake here must not cost an evaluation.
+  require_square(options.model);
+  parse_resolutions(options.resolutions, 0);
+  if (!options.split.empty() && options.split != "train" && options.split != "val" && options.split != "test")
+    throw Usage("--split '" + options.split + "': expected train, val or test");
+  check_output("--confusion", options.confusion, {options.weights, options.against});
+  check_output("--predictions", options.predictions, {options.weights, options.against});
   std::vector<train::Prediction> other;
   if (!options.against.empty()) other = train::read_predictions(options.against);
   const Compute compute = start_compute(options.compute);
@@ -210,7 +212,12 @@ void evaluate_weights(const Options& options) {
   if (!options.predictions.empty()) write_file_atomically(options.predictions, train::to_csv(predictions));
   std::optional<train::Comparison> comparison;
   if (!options.against.empty()) {
-    comparison = train::compare(predictions, other);
+    try {
+      comparison = train::compare(predictions, other);
+    } catch (const Error&) {
+      if (!options.json) print(text);  // what was measured stands
+      throw;
+    }
     text += "against '" + options.against + "': both right " + std::to_string(comparison->both) + ", only this " +
             std::to_string(comparison->only_first) + ", only the other " + std::to_string(comparison->only_second) +
             ", neither " + std::to_string(comparison->neither) + "; McNemar's p " + number_text(comparison->p, "%.3g") +

@@ -139,6 +139,9 @@ Read from_images(const Options& options, const Compute& compute, const data::Eva
 
 void run_features(const Options& options) {
   if (options.batch < 1) throw Usage("--batch must be at least 1");
+  check_output("--out", options.out, {options.weights, options.input});
+  const bool of_images = std::filesystem::is_directory(options.input) || data::is_image_file(options.input);
+  if (of_images) require_square(options.model);
   const Compute compute = start_compute(options.compute);
   checkpoint::LoadOptions load = load_options(options.model);
   load.device = compute.device;
@@ -149,7 +152,7 @@ void run_features(const Options& options) {
 
   const auto start = std::chrono::steady_clock::now();
   Read read;
-  if (std::filesystem::is_directory(options.input) || data::is_image_file(options.input)) {
+  if (of_images) {
     read = from_images(options, compute, loaded.preprocessing, collector);
   } else {
     from_tensors(options, collector);

@@ -44,6 +44,9 @@ std::int64_t chosen_block(const Options& options, std::int64_t depth) {
 void predict(const Options& options) {
   if (options.top < 1) throw Usage("--top must be at least 1");
   if (options.block && options.attention.empty()) throw Usage("--block says whose attention is shown: add --attention");
+  if (!options.attention.empty() && !options.attention.ends_with(".svg") && !options.attention.ends_with(".png"))
+    throw Usage("--attention '" + options.attention + "': expected a name that ends in .png or .svg");
+  require_square(options.model);
   const Compute compute = start_compute(options.compute);
   data::LoaderOptions loading;
   loading.workers = compute.workers;

@@ -106,4 +106,11 @@ checkpoint::LoadOptions load_options(const WeightsOptions& options) {
   return load;
 }
 
+void require_square(const WeightsOptions& options) {
+  if (options.img_size.empty()) return;
+  const nn::Size size = parse_size("--img-size", options.img_size);
+  if (size.height != size.width)
+    throw Usage("--img-size '" + options.img_size + "': images are prepared as squares; give one number");
+}
+
 }  // namespace violin::cli

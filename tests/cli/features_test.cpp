@@ -114,5 +114,27 @@ TEST(Features, MistakesHaveOneLineAndAnExitCode) {
   EXPECT_FALSE(std::filesystem::exists(out));
 }
 
+TEST(Features, NeverReplaceWhatTheyReadAndNeedAFolder) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directories(folder.file("run/best"));
+  const std::string own = folder.file("own.safetensors"), input = folder.file("images.safetensors");
+  std::filesystem::copy(golden_file("violin/violin_deit.weights.safetensors"), own);
+  write_floats(input, {{"images", {{1, 3, 32, 32}, std::vector<float>(3072)}}});
+  const Bytes before = read_file(own, 1 << 26);
+  for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
+           {"features", own, "--input", input, "--out", own},
+           {"features", own, "--input", input, "--out", input},
+           {"features", folder.file("run"), "--input", input, "--out", folder.file("run/best/model.safetensors")},
+           {"convert", own, folder.file("run/../own.safetensors")}}) {
+    const Outcome outcome = run_violin(arguments);
+    EXPECT_EQ(outcome.code, 2) << outcome.err;
+    EXPECT_NE(outcome.err.find("would replace"), std::string::npos) << outcome.err;
+  }
+  EXPECT_EQ(read_file(own, 1 << 26), before);
+  const Outcome nowhere = run_violin({"features", own, "--input", input, "--out", folder.file("none/out.safetensors")});
+  EXPECT_EQ(nowhere.code, 1);
+  EXPECT_NE(nowhere.err.find("there is no folder"), std::string::npos) << nowhere.err;
+}
+
 }  // namespace
 }  // namespace violin

@@ -48,6 +48,22 @@ TEST(Command, ExplainsWrongVerbsAndOptions) {
   expect_failure({"curves", "--grid", "4x4", "--grid", "5x5"}, 2, "--grid");
 }
 
+TEST(Command, ChecksArgumentsBeforeItLooksAtImagesOrWeights) {
+  const Arguments eval = {"eval", "nowhere", "--data", "nowhere"};
+  const auto with = [](Arguments arguments, const Arguments& more) {
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return arguments;
+  };
+  expect_failure(with(eval, {"--split", "foo"}), 2, "expected train, val or test");
+  expect_failure(with(eval, {"--resolutions", "32,,48"}), 2, "--resolutions");
+  expect_failure(with(eval, {"--img-size", "40x24"}), 2, "give one number");
+  expect_failure(with(eval, {"--predictions", "none/p.csv"}), 1, "there is no folder 'none'");
+  expect_failure(with(eval, {"--confusion", "none/c.csv"}), 1, "there is no folder 'none'");
+  expect_failure({"predict", "nowhere", "a.png", "--attention", "looked.gif"}, 2, ".png or .svg");
+  for (const char* seed : {"-1", "99999999999999999999", "1.5", "x"})
+    expect_failure({"train", "--data", "nowhere", "--seed", seed}, 2, "expected a whole number from 0");
+}
+
 TEST(Command, ExplainsWrongGrids) {
   for (const std::string grid : {"0x5", "axb", "14", "1x2x3x4", "", "99999999999999999999x2"}) {
     expect_failure({"curves", "--json", "--grid=" + grid}, 2, "grid");

@@ -39,6 +39,9 @@ RateSearch search_rate(const Task& task, const data::Dataset& dataset, const std
   data::Dataset part = dataset;
   std::tie(part.train, part.val) = dataset.train.split(kShare, task.options.seed);
   part.test = data::SampleSet();
+  if (part.val.empty())
+    throw Error(
+        "too few images to hold some out, by which learning rates would be compared; give one, such as --lr 5e-4");
   for (const double lr : candidate_rates()) {
     const bool done =
         std::any_of(search.trials.begin(), search.trials.end(), [&](const RateTrial& trial) { return trial.lr == lr; });
