@@ -3,7 +3,6 @@
 #include <c10/util/Exception.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
-#include <filesystem>
 
 #include <algorithm>
 #include <array>
@@ -12,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <new>
 
 #include "violin/data/file.h"

@@ -538,7 +538,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     }
   }
   cluster_sync_unaligned();
-  await_last();
+  await_previous();
 }
 
 // Whether kernels that overlap can be captured in a graph.

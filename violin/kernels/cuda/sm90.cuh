@@ -141,11 +141,11 @@ __device__ __forceinline__ void arrive_at(std::uint32_t address) {
 }
 
 // Kernels that may overlap: the next one's blocks may start as soon as this one's have left room for them; and this one
-// is not complete before the last one is.
+// is not complete before the one before it is.
 __device__ __forceinline__ void let_next_start() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
-__device__ __forceinline__ void await_last() {
+__device__ __forceinline__ void await_previous() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
