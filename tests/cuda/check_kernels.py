@@ -110,6 +110,11 @@ CASES = [
     # one query or two past an even number of tiles
     (6, 2, 258, 70, 40, 3, "g1", "tokens"), (4, 3, 130, 64, 32, 2, "g", "tokens"), (5, 2, 129, 200, 64, 1, "", "tokens"),
     (3, 2, 385, 385, 64, 1, "g", "packed"),
+    # heads of two parts: whole tiles, narrow last tiles, many rounds, few images, more keys than a persistent grid takes
+    (2, 3, 64, 64, 128, 1, "g", "plain"), (3, 2, 196, 196, 80, 1, "g", "packed"), (5, 2, 197, 197, 96, 1, "g", "tokens"),
+    (2, 2, 1025, 1025, 128, 1, "m", "packed"), (60, 6, 300, 300, 128, 1, "g", "packed"), (200, 6, 65, 65, 72, 1, "g", "tokens"),
+    (6, 2, 258, 70, 104, 3, "g1", "tokens"), (7, 1, 130, 257, 112, 1, "", "plain"), (1, 1, 5, 1296, 128, 1, "g", "plain"),
+    (1, 1, 2200, 2100, 88, 1, "g", "tokens"), (600, 2, 64, 64, 128, 1, "g", "packed"), (90, 6, 197, 197, 128, 1, "", "tokens"),
 ]
 
 

@@ -13,6 +13,7 @@ SHAPES = [  # B, h, N, d
     (5, 2, 197, 64),  # a narrow last tile
     (6, 1, 130, 40),  # a tail of two queries
     (70, 2, 65, 64),  # several rounds of a persistent grid
+    (5, 2, 197, 80),  # heads of two parts
 ]
 
 

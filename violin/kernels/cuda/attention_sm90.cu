@@ -70,15 +70,16 @@ bool mappable(const H& x, const AttentionShape& s, std::int64_t rows) {
 }
 
 bool fits(const AttentionShape& s, DType dtype, double scale) {
-  return (dtype == DType::kFloat16 || dtype == DType::kBFloat16) && s.dim <= kTile && s.dim % 8 == 0 && s.keys > 0 &&
-         scale > 0 && s.batch % s.groups == 0 &&
+  return (dtype == DType::kFloat16 || dtype == DType::kBFloat16) && s.dim <= 2 * kTile && s.dim % 8 == 0 &&
+         s.keys > 0 && scale > 0 && s.batch % s.groups == 0 &&
          s.batch * s.heads * (s.queries + s.keys + 2 * kTile) < (std::int64_t{1} << 31);
 }
 
 // queries: those whose dQ the kernel of this name computes.
 Schedule schedule_for(const AttentionShape& s, std::int64_t queries) {
   return make_schedule(s.groups * s.heads * ceil_div(queries, kTile * kTilesPerUnit),
-                       ceil_div(s.batch / s.groups, kImagesPerItem), processors() / kTilesPerUnit);
+                       ceil_div(s.batch / s.groups, images_per_item(parts_of(steps_of(s)))),
+                       processors() / kTilesPerUnit);
 }
 
 // Offsets into the scratch of a backward pass.

@@ -1,7 +1,9 @@
 // What the Hopper attention kernels share.
 //
-// Head dimensions up to 64 (padded by the bulk copies), tiles of 64 x 64 logits per warpgroup, float16 and bfloat16, a
-// gain table or none, which comes as records (records.cuh).
+// Head dimensions up to 128, tiles of 64 x 64 logits per warpgroup, float16 and bfloat16, a gain table or none, which
+// comes as records (records.cuh). Kernels are made for heads of kSteps times 16 columns, to which bulk copies pad them:
+// 4, or in two parts 4 + 1, 4 + 2 or 4 + 4. A part is a tile of 64 columns in shared memory; the parts of a row lie one
+// after the other.
 #pragma once
 
 #include <cuda.h>
@@ -16,6 +18,31 @@
 namespace violin::kernels::cuda::sm90 {
 
 constexpr int kWarpgroup = 128;
+__host__ __device__ constexpr int parts_of(int steps) {
+  return (steps + 3) / 4;
+}
+template <int kSteps>
+constexpr int kPartsOf = parts_of(kSteps);
+// Columns of the last part that exist.
+template <int kSteps>
+constexpr int kLastColumns = 16 * (kSteps - 4 * (kPartsOf<kSteps> - 1));
+inline int steps_of(const AttentionShape& s) {
+  return s.dim <= 64 ? 4 : s.dim <= 80 ? 5 : s.dim <= 96 ? 6 : 8;
+}
+// Calls start with the kSteps of this shape.
+template <class Start>
+cudaError_t with_steps(const AttentionShape& s, const Start& start) {
+  switch (steps_of(s)) {
+    case 4:
+      return start(std::integral_constant<int, 4>());
+    case 5:
+      return start(std::integral_constant<int, 5>());
+    case 6:
+      return start(std::integral_constant<int, 6>());
+    default:
+      return start(std::integral_constant<int, 8>());
+  }
+}
 // Per 64 queries: their log-sum-exp in base 2 (+inf past the end: the weight is then 0) and their D, in the order of
 // the columns of a thread's accumulators: queries 8 n + 2 c and 8 n + 2 c + 1 have their four numbers at 16 n + 4 c.
 constexpr int kStatisticsFloats = 2 * kTile;
@@ -23,7 +50,10 @@ __host__ __device__ __forceinline__ int statistics_at(int query) {
   return query / 8 * 16 + query % 8 / 2 * 4 + query % 2;
 }
 
-constexpr int kImagesPerItem = 4;
+// Images that dQ's kernel has at a time: two tiles of a head, of different images or the parts of one, per warpgroup.
+__host__ __device__ constexpr int images_per_item(int parts) {
+  return 4 / parts;
+}
 constexpr int kTilesPerUnit = 2;
 constexpr int kShortWalk = 2048;  // tokens up to which a persistent grid pays
 // Where the last tile has no more columns than this, kernels with kNarrow do what they do element by element on these
@@ -45,13 +75,28 @@ inline int tail_queries(const AttentionBackward& p) {
   const AttentionShape& s = p.shape;
   const std::int64_t queries = s.queries % kTile;
   const bool odd = s.queries / kTile % kTilesPerUnit == 0;
-  return (p.dq.data || p.dgain) && odd && s.queries > kTile && queries <= kMostTailQueries ? static_cast<int>(queries)
-                                                                                           : 0;
+  return (p.dq.data || p.dgain) && odd && s.dim <= kTile && s.queries > kTile && queries <= kMostTailQueries
+             ? static_cast<int>(queries)
+             : 0;
 }
 
 // The number of this thread's warpgroup, in a form of which the compiler knows that a warp agrees about it.
 __device__ __forceinline__ int warpgroup() {
   return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
+}
+
+// 64 rows of a head into shared memory, and from there.
+template <int kParts>
+__device__ __forceinline__ void copy_parts(unsigned char* to, const CUtensorMap* map, Barrier b, int row, int head,
+                                           int image) {
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) copy_box(to + part * kTileBytes, map, b, part * kTile, row, head, image);
+}
+template <int kParts>
+__device__ __forceinline__ void store_parts(const CUtensorMap* map, const unsigned char* from, int row, int head,
+                                            int image) {
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) store_box(map, from + part * kTileBytes, part * kTile, row, head, image);
 }
 
 // A 64 x 64 tile of 16-bit numbers as the left side of four products over 16.
@@ -78,10 +123,10 @@ __device__ __forceinline__ void load_fragments(Fragments& to, const unsigned cha
 }
 // A warpgroup's accumulator, times a factor for rows 0-7 and one for rows 8-15 of each warp, as a tile in shared memory
 // that a bulk store can read once all have passed fence_stores and a barrier.
-template <class T>
+template <class T, int kColumns>
 __device__ __forceinline__ void leave_tile(unsigned char* tile, const float (&c)[32], float factor0, float factor1) {
 #pragma unroll
-  for (int k = 0; k < 4; ++k) {
+  for (int k = 0; k < kColumns / 16; ++k) {
     std::uint32_t part[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
@@ -104,13 +149,15 @@ struct RecordPart {
 __device__ __forceinline__ void load_record_range(RecordPart& to, std::uint32_t range) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(to.next_base), "=f"(to.next_slope) : "r"(range));
 }
+template <bool kTransposed>
+__device__ __forceinline__ void load_record_quarter(RecordPart& to, int q, std::uint32_t record, std::uint32_t offset) {
+  // Records are aligned to 128 bytes, so that steps of two pieces can be exclusive ors.
+  load_matrices<kTransposed>(to.parts[q], kTransposed ? record + offset + q * 2048 : (record + offset) ^ (q * 32));
+}
 template <bool kTransposed, int kHalf>
 __device__ __forceinline__ void load_record_half(RecordPart& to, std::uint32_t record, std::uint32_t offset) {
 #pragma unroll
-  for (int q = 2 * kHalf; q < 2 * kHalf + 2; ++q) {
-    // Records are aligned to 128 bytes, so that steps of two pieces can be exclusive ors.
-    load_matrices<kTransposed>(to.parts[q], kTransposed ? record + offset + q * 2048 : (record + offset) ^ (q * 32));
-  }
+  for (int q = 2 * kHalf; q < 2 * kHalf + 2; ++q) load_record_quarter<kTransposed>(to, q, record, offset);
 }
 // The range that the record now in use has, multiplied by `factor`.
 __device__ __forceinline__ void start_record(RecordPart& record, float factor) {
@@ -136,22 +183,55 @@ __device__ __forceinline__ float apply_record(float (&z)[32], const RecordPart& 
   return kFine ? 1.0f : record.base;
 }
 
-// c (+)= A B^T over 64 columns; both tiles have rows of 64 numbers and are given by their low descriptors.
-template <class T>
-__device__ __forceinline__ void multiply_rows(float (&c)[32], std::uint32_t a, std::uint32_t b) {
+// c = A B^T (+ c when add) over kSteps times 16 columns; tiles have rows of 64 numbers, are given by their low
+// descriptors and lie one after the other.
+constexpr std::uint32_t kTileStep = kTileBytes >> 4;
+template <class T, int kSteps>
+__device__ __forceinline__ void multiply_rows(float (&c)[32], std::uint32_t a, std::uint32_t b, bool add = false) {
 #pragma unroll
-  for (int k = 0; k < 4; ++k) wgmma<T, 0>(c, descriptor(a + k * kColumnStep), descriptor(b + k * kColumnStep), k > 0);
+  for (int k = 0; k < kSteps; ++k) {
+    const std::uint32_t at = k / 4 * kTileStep + k % 4 * kColumnStep;
+    wgmma<T, 0>(c, descriptor(a + at), descriptor(b + at), add || k > 0);
+  }
 }
 template <class T>
 __device__ __forceinline__ void multiply_rows(float (&c)[32], const Fragments& a, std::uint32_t b) {
 #pragma unroll
   for (int k = 0; k < 4; ++k) wgmma<T, 0>(c, a[k], descriptor(b + k * kColumnStep), k > 0);
 }
-// c += A B: the rows of B are summed over.
-template <class T>
+// c += A B: the rows of B, of which the first kColumns numbers count, are summed over.
+template <class T, int kColumns>
 __device__ __forceinline__ void multiply_add(float (&c)[32], const Fragments& a, std::uint32_t b) {
 #pragma unroll
-  for (int k = 0; k < 4; ++k) wgmma<T, 1>(c, a[k], descriptor(b + k * kRowStep), true);
+  for (int k = 0; k < 4; ++k) {
+    if constexpr (kColumns == kTile) {
+      wgmma<T, 1>(c, a[k], descriptor(b + k * kRowStep), true);
+    } else {
+      wgmma_narrow<T, 1, kColumns>(c, a[k], descriptor(b + k * kRowStep));
+    }
+  }
+}
+
+// Sums for all columns of a head, by parts; of the last part only the first kLastColumns are ever touched.
+template <int kSteps>
+using HeadSums = float[kPartsOf<kSteps>][32];
+template <class T, int kSteps>
+__device__ __forceinline__ void multiply_add_head(HeadSums<kSteps>& c, const Fragments& a, std::uint32_t b) {
+  multiply_add<T, kTile>(c[0], a, b);
+  if constexpr (kPartsOf<kSteps> == 2) multiply_add<T, kLastColumns<kSteps>>(c[1], a, b + kTileStep);
+}
+template <int kSteps>
+__device__ __forceinline__ void pin_head(HeadSums<kSteps>& c) {
+  pin(c[0]);
+  if constexpr (kPartsOf<kSteps> == 2) pin_first<kLastColumns<kSteps> / 2>(c[1]);
+}
+template <class T, int kSteps>
+__device__ __forceinline__ void leave_head(unsigned char* tiles, const HeadSums<kSteps>& c, float factor0,
+                                           float factor1) {
+  leave_tile<T, kTile>(tiles, c[0], factor0, factor1);
+  if constexpr (kPartsOf<kSteps> == 2) {
+    leave_tile<T, kLastColumns<kSteps>>(tiles + kTileBytes, c[1], factor0, factor1);
+  }
 }
 
 // Where a persistent block is among all items, in the order (image of a chunk, block of tiles, chunk of images, head),
@@ -190,10 +270,10 @@ class Place {
 };
 
 // How many images make a chunk: K and V (or Q and dO) of a head of so many take at most kChunkBytes, 32 images of 1025
-// tokens. A divisor of the batch, or all of it where no divisor comes near.
+// tokens and 64 numbers. A divisor of the batch, or all of it where no divisor comes near.
 constexpr std::int64_t kChunkBytes = std::int64_t{9} << 20;
-inline int images_per_chunk(std::int64_t batch, std::int64_t tokens) {
-  const std::int64_t most = std::max<std::int64_t>(1, kChunkBytes / (tokens * 2 * kTile * 2));
+inline int images_per_chunk(std::int64_t batch, std::int64_t tokens, int parts) {
+  const std::int64_t most = std::max<std::int64_t>(1, kChunkBytes / (tokens * 2 * parts * kTile * 2));
   if (batch <= most) return static_cast<int>(batch);
   for (std::int64_t n = most; 2 * n > most; --n) {
     if (batch % n == 0) return static_cast<int>(n);

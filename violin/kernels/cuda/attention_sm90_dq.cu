@@ -9,14 +9,17 @@
 // walk goes backwards over the keys, so that it starts with tiles that are still in L2. Blocks take shares of all
 // (head, query tile, four images) as Schedule says; all but one of those of a head's query tile leave their sums in
 // strips of scratch that a last kernel adds in order (attention_sm90_last.cu).
+//
+// Where heads have two parts, a warpgroup has one image at a time instead of two: what is said of its two images here
+// then holds for the two parts of the one.
 #include "violin/kernels/cuda/attention_sm90.cuh"
 
 namespace violin::kernels::cuda::sm90 {
 namespace {
 
-// Buffers for an image of each warpgroup: K is needed until the product for dQ, V only until that with dO.
-template <bool kGain>
-constexpr int kStagesOf = kGain ? 3 : 4;
+// Buffers for a tile of each warpgroup: K is needed until the product for dQ, V only until that with dO.
+template <int kParts, bool kGain>
+constexpr int kStagesOf = kParts == 1 && kGain ? 3 : 4;
 template <bool kGain>
 constexpr int kVStagesOf = kGain ? 2 : 4;
 constexpr int kRecords = 2;  // each serves both images
@@ -26,24 +29,66 @@ constexpr int kThreads = kConsumers + kWarpgroup;
 constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
 static_assert(registers_suffice(2, kProducerRegisters, kConsumerRegisters));
-constexpr int kImagesPerGroup = kImagesPerItem / 2;
+constexpr int kTilesPerGroup = 2;  // those of two images or the parts of one
 constexpr int kCollectors = kWarpgroup - 32;
 // A tile of sums in shared memory: rows of 64 floats, with the 16-byte pieces of row r swapped by exclusive or with
-// r % 8, so that neither side has bank conflicts. A warpgroup leaves them in two places in turns.
+// r % 8, so that neither side has bank conflicts. A warpgroup leaves them in two places in turns, or in one.
 constexpr int kSumsRow = kTile * 4;
 constexpr int kSumsBytes = kTile * kSumsRow;
-constexpr int kSumsPlaces = 2;
-// Named barriers: both warpgroups have left their sums in a place; those of a warpgroup there have been read.
-__device__ __forceinline__ int sums_full(int place) {
-  return 1 + place;
-}
-__device__ __forceinline__ int sums_empty(int place, int group) {
-  return 1 + kSumsPlaces + 2 * place + group;
-}
+template <int kParts>
+constexpr int kSumsPlacesOf = kParts == 1 ? 2 : 1;
+// How those who leave sums and those who collect them take turns: both warpgroups have left theirs in a place; those of
+// a warpgroup there have been read. Named barriers of the hardware, which need no memory and no phases; but racecheck
+// does not follow who only arrives at one, so that its kernels have barriers in shared memory.
+constexpr int kSumsBarriers = kSpeakers > 1 ? 6 : 0;
+template <int kPlaces>
+class SumsTurns {
+ public:
+  __device__ __forceinline__ explicit SumsTurns(Barrier first) : barriers_(first) {}
+  __device__ __forceinline__ void init_barriers() const {
+    for (int i = 0; i < kSumsBarriers; ++i) init(barriers_ + i, i < 2 ? kConsumers : kCollectors);
+  }
+  __device__ __forceinline__ void announce(int step) const {
+    if constexpr (kSumsBarriers == 0) {
+      named_arrive(full(step), kConsumers + kCollectors);
+    } else {
+      arrive(barriers_ + (full(step) - 1));
+    }
+  }
+  __device__ __forceinline__ void await_sums(int step) const {
+    if constexpr (kSumsBarriers == 0) {
+      named_sync(full(step), kConsumers + kCollectors);
+    } else {
+      wait(barriers_ + (full(step) - 1), step / kPlaces % 2);
+    }
+  }
+  __device__ __forceinline__ void release_place(int step) const {
+    for (int group = 0; group < 2; ++group) {
+      if constexpr (kSumsBarriers == 0) {
+        named_arrive(empty(step, group), kWarpgroup + kCollectors);
+      } else {
+        arrive(barriers_ + (empty(step, group) - 1));
+      }
+    }
+  }
+  __device__ __forceinline__ void await_place(int step, int group) const {
+    if (step < kPlaces) return;
+    if constexpr (kSumsBarriers == 0) {
+      named_sync(empty(step, group), kWarpgroup + kCollectors);
+    } else {
+      wait(barriers_ + (empty(step, group) - 1), (step / kPlaces - 1) % 2);
+    }
+  }
 
-constexpr int kOwnBytes = kImagesPerItem * 2 * kTileBytes;  // Q and dO of four images
-constexpr int kNumbersBytes = kStatisticsFloats * 4;        // statistics of an image's queries
-constexpr int kStageBytes = 2 * kTileBytes;                 // K or V of two images
+ private:
+  static __device__ __forceinline__ int full(int step) { return 1 + step % kPlaces; }
+  static __device__ __forceinline__ int empty(int step, int group) { return 3 + 2 * (step % kPlaces) + group; }
+  Barrier barriers_;
+};
+
+constexpr int kOwnBytes = 2 * kTilesPerGroup * 2 * kTileBytes;  // Q and dO of all images
+constexpr int kNumbersBytes = kStatisticsFloats * 4;            // statistics of an image's queries
+constexpr int kStageBytes = 2 * kTileBytes;                     // K or V for two warpgroups
 constexpr int kRounds = 8;  // with one tile of keys, those who collect sums may be five behind the one that loads
 
 // What a block does in one round of its walk. The thread that loads works it out and leaves it in shared memory, in
@@ -54,14 +99,15 @@ struct Round {
   int to_strip;  // sums go to the block's strip
 };
 
-template <bool kGain>
-constexpr int kBarriers = 2 * kStagesOf<kGain> + kVStagesOf<kGain> + 2 * kImagesPerGroup;
-template <bool kGain>
+template <int kParts, bool kGain>
+constexpr int kBarriers = 2 * kStagesOf<kParts, kGain> + kVStagesOf<kGain> + 2 * kTilesPerGroup + kSumsBarriers;
+template <int kParts, bool kGain>
 constexpr int kSharedBytes =
-    kOwnBytes + (kStagesOf<kGain> + kVStagesOf<kGain>)*kStageBytes + kImagesPerItem * kNumbersBytes +
-    (kGain ? kRecords * kRecordBytes + 2 * kSumsPlaces * kSumsBytes : 0) + kBarriers<kGain> * 8 +
+    kOwnBytes + (kStagesOf<kParts, kGain> + kVStagesOf<kGain>)*kStageBytes + images_per_item(kParts) * kNumbersBytes +
+    (kGain ? kRecords * kRecordBytes + 2 * kSumsPlacesOf<kParts> * kSumsBytes : 0) + kBarriers<kParts, kGain> * 8 +
     kRounds * static_cast<int>(sizeof(Round));
-static_assert(kSharedBytes<true> <= 227 * 1024 && kSharedBytes<false> <= 227 * 1024);
+static_assert(kSharedBytes<1, true> <= 227 * 1024 && kSharedBytes<1, false> <= 227 * 1024 &&
+              kSharedBytes<2, true> <= 227 * 1024 && kSharedBytes<2, false> <= 227 * 1024);
 
 // An addition in L2 without a reply. Those of one thread to one address happen in its order.
 __device__ __forceinline__ void add_four(float* at, const float4& x) {
@@ -79,17 +125,17 @@ __device__ __forceinline__ float4 load_four(std::uint32_t at) {
 
 // Rows row and row + 8 of a warpgroup's accumulator to a head. The four lanes of a row swap their pairs until each has
 // eight neighbours: a quarter of the instructions, each with as many lines as before.
-template <class T>
+template <class T, int kColumns>
 __device__ __forceinline__ void store_rows(const float (&c)[32], T* to, std::int64_t stride, int row, int rows, int d,
                                            float factor) {
   const int lane = threadIdx.x % 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
 #pragma unroll
-    for (int g = 0; g < 2; ++g) {
-      std::uint32_t w[4];  // columns 8 n + 2 lane, n = 4 g ... 4 g + 3
+    for (int g = 0; g < (kColumns + 31) / 32; ++g) {
+      std::uint32_t w[4] = {};  // columns 8 n + 2 lane, n = 4 g ... 4 g + 3
 #pragma unroll
-      for (int n = 0; n < 4; ++n) {
+      for (int n = 0; n < 4 && 4 * g + n < kColumns / 8; ++n) {
         const int at = 4 * (4 * g + n) + 2 * half;
         w[n] = pack<T>(c[at] * factor, c[at + 1] * factor);
       }
@@ -115,25 +161,33 @@ __device__ __forceinline__ void store_rows(const float (&c)[32], T* to, std::int
   }
 }
 
-template <class T, bool kGain, bool kNarrow>
+template <class T, int kSteps, bool kGain, bool kNarrow>
 __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     dq_kernel(const __grid_constant__ AttentionBackward p, const __grid_constant__ Maps maps, const Records records,
               const float* statistics, const Schedule schedule, const TableSums table_sums, float* strips,
               int walked_queries) {
-  constexpr int kStages = kStagesOf<kGain>;
+  constexpr int kParts = kPartsOf<kSteps>;
+  constexpr int kStages = kStagesOf<kParts, kGain>;
   constexpr int kVStages = kVStagesOf<kGain>;
+  constexpr int kSumsPlaces = kSumsPlacesOf<kParts>;
+  constexpr int kImages = images_per_item(kParts);
+  constexpr int kImagesPerGroup = kImages / 2;
+  static_assert(kImagesPerGroup * kParts == kTilesPerGroup);
+  constexpr int kLast = kLastColumns<kSteps>;
   extern __shared__ __align__(1024) unsigned char own_tiles[];                 // [image][q, dout]
   unsigned char* k_tiles = own_tiles + kOwnBytes;                              // [kStages][group]
   unsigned char* v_tiles = k_tiles + kStages * kStageBytes;                    // [kVStages][group]
   unsigned char* sums = v_tiles + kVStages * kStageBytes;                      // [kSumsPlaces][group]
   unsigned char* numbers = sums + (kGain ? 2 * kSumsPlaces * kSumsBytes : 0);  // [image]
-  unsigned char* table = numbers + kImagesPerItem * kNumbersBytes;
+  unsigned char* table = numbers + kImages * kNumbersBytes;
   const Barrier full(shared_address(table + (kGain ? kRecords * kRecordBytes : 0)));
   const Barrier empty = full + kStages;
   const Barrier v_empty = empty + kStages;
   const Barrier own_full = v_empty + kVStages;  // of the warpgroups' first images, of their second
   const Barrier own_empty = own_full + kImagesPerGroup;
-  Round* rounds = reinterpret_cast<Round*>(table + (kGain ? kRecords * kRecordBytes : 0) + kBarriers<kGain> * 8);
+  const SumsTurns<kSumsPlaces> turns(own_empty + kImagesPerGroup);
+  Round* rounds =
+      reinterpret_cast<Round*>(table + (kGain ? kRecords * kRecordBytes : 0) + kBarriers<kParts, kGain> * 8);
 
   const int nq = static_cast<int>(p.shape.queries);
   const int nk = static_cast<int>(p.shape.keys);
@@ -161,6 +215,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
       init(own_full + i, 1);
       init_for_warps(own_empty + i, 8);
     }
+    turns.init_barriers();
     fence_init();
   }
   cluster_sync();
@@ -180,8 +235,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
         Round r{};
         float* rows = nullptr;
         for (int t = 0; t < key_tiles; ++t, ++step) {
-          const int place = step % kSumsPlaces;
-          named_sync(sums_full(place), kConsumers + kCollectors);
+          turns.await_sums(step);
           if (t == 0) {
             r = rounds[round % kRounds];
             rows = r.to_strip ? strips + (static_cast<std::int64_t>(strip_of(schedule, cluster)) * kCluster + rank) *
@@ -196,7 +250,8 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
           if (column + lane % 16 * 4 < stride && r.query_tile < walked_tiles) {
 #pragma unroll 1
             for (int pass = 2 * (warp - 1); pass < kTile / 4; pass += pass % 2 ? 2 * (kCollectors / 32) - 1 : 1) {
-              const std::uint32_t from = (first_piece ^ pass % 2 * 64) + place * 2 * kSumsBytes + pass * 4 * kSumsRow;
+              const std::uint32_t from =
+                  (first_piece ^ pass % 2 * 64) + step % kSumsPlaces * 2 * kSumsBytes + pass * 4 * kSumsRow;
               float* to = rows + pass * 4 * stride + column;
               float4 x[2], y[2];
 #pragma unroll
@@ -217,10 +272,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
             }
           }
           __syncwarp();
-          if (step + kSumsPlaces <= last_step) {
-            named_arrive(sums_empty(place, 0), kWarpgroup + kCollectors);
-            named_arrive(sums_empty(place, 1), kWarpgroup + kCollectors);
-          }
+          if (step + kSumsPlaces <= last_step) turns.release_place(step);
         }
       }
       return;
@@ -229,7 +281,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     const auto choose = [&](int n) {
       const Item item = item_of(schedule, cluster, n);
       Round r;
-      r.first_image = item.number * kImagesPerItem;
+      r.first_image = item.number * kImages;
       r.query_tile = item.unit % pairs * kCluster + rank;
       r.h = item.unit / pairs % heads;
       r.g = item.unit / pairs / heads;
@@ -246,11 +298,11 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
       rounds[round % kRounds] = r;
       for (int i = 0; i < kImagesPerGroup; ++i) {
         if (round > 0) wait(own_empty + i, (round - 1) % 2);
-        arrive_and_expect(own_full + i, 2 * (2 * kTileBytes + kNumbersBytes));
-        for (int x = i; x < kImagesPerItem; x += kImagesPerGroup) {
-          copy_box(own_tiles + 2 * x * kTileBytes, &maps.q, own_full + i, 0, r.query_tile * kTile, r.h, image(x));
-          copy_box(own_tiles + (2 * x + 1) * kTileBytes, &maps.dout, own_full + i, 0, r.query_tile * kTile, r.h,
-                   image(x));
+        arrive_and_expect(own_full + i, 2 * (2 * kParts * kTileBytes + kNumbersBytes));
+        for (int x = i; x < kImages; x += kImagesPerGroup) {
+          unsigned char* own = own_tiles + 2 * x * kParts * kTileBytes;
+          copy_parts<kParts>(own, &maps.q, own_full + i, r.query_tile * kTile, r.h, image(x));
+          copy_parts<kParts>(own + kParts * kTileBytes, &maps.dout, own_full + i, r.query_tile * kTile, r.h, image(x));
           copy_bytes(numbers + x * kNumbersBytes,
                      statistics + ((static_cast<std::int64_t>(image(x)) * heads + r.h) * query_tiles +
                                    min(r.query_tile, query_tiles - 1)) *
@@ -260,18 +312,19 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
       }
       for (int t = 0; t < key_tiles; ++t, ++step) {
         const int key_tile = key_tile_at(round, t);
-        for (int i = 0; i < kImagesPerGroup; ++i) {
-          const int sub = kImagesPerGroup * step + i;
+        for (int i = 0; i < kTilesPerGroup; ++i) {
+          const int sub = kTilesPerGroup * step + i;
           const int s = sub % kStages;
           if (sub >= kStages) wait(empty + s, (sub / kStages - 1) % 2);
           arrive_and_expect(full + s, 2 * kStageBytes + (kGain && i == 0 ? kRecordBytes : 0));
-          // Each block of the cluster loads one of the two images for both.
-          const int x = rank * kImagesPerGroup + i;
-          copy_box_to((1 << kCluster) - 1, k_tiles + s * kStageBytes + rank * kTileBytes, &maps.k, full + s, 0,
+          // Each block of the cluster loads what one of the two warpgroups needs for both blocks.
+          const int x = rank * kImagesPerGroup + (kParts == 1 ? i : 0);
+          const int column = kParts == 1 ? 0 : i * kTile;
+          copy_box_to((1 << kCluster) - 1, k_tiles + s * kStageBytes + rank * kTileBytes, &maps.k, full + s, column,
                       key_tile * kTile, r.h, image(x));
-          // Whoever has released the stage has done with the record of two steps ago.
+          // Whoever has released the stage has done with the record of two steps ago; the second image needs it too.
           if constexpr (kGain) {
-            static_assert(kStages < kImagesPerGroup * kRecords);
+            static_assert(kStages + kImagesPerGroup - 1 <= kTilesPerGroup * kRecords);
             if (i == 0) {
               copy_bytes(table + step % kRecords * kRecordBytes,
                          records.at(r.g, r.h, query_tiles, key_tiles, min(r.query_tile, query_tiles - 1), key_tile),
@@ -280,7 +333,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
           }
           const int v = sub % kVStages;
           if (sub >= kVStages) wait(v_empty + v, (sub / kVStages - 1) % 2);
-          copy_box_to((1 << kCluster) - 1, v_tiles + v * kStageBytes + rank * kTileBytes, &maps.v, full + s, 0,
+          copy_box_to((1 << kCluster) - 1, v_tiles + v * kStageBytes + rank * kTileBytes, &maps.v, full + s, column,
                       key_tile * kTile, r.h, image(x));
         }
       }
@@ -299,14 +352,17 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   float dx[32] = {};                             // dO V^T
   pin(x);
   pin(dx);
-  const auto slot = [&](int at, int image) { return (kImagesPerGroup * at + image) % kStages; };
-  const auto v_slot = [&](int at, int image) { return (kImagesPerGroup * at + image) % kVStages; };
-  const std::uint32_t first_own = low_descriptor(own_tiles) + group * kImagesPerGroup * (2 * kTileBytes >> 4);
+  // i: of the warpgroup's two tiles.
+  const auto slot = [&](int at, int i) { return (kTilesPerGroup * at + i) % kStages; };
+  const auto v_slot = [&](int at, int i) { return (kTilesPerGroup * at + i) % kVStages; };
+  const std::uint32_t first_own = low_descriptor(own_tiles) + group * kTilesPerGroup * (2 * kTileBytes >> 4);
   const std::uint32_t first_k = low_descriptor(k_tiles) + group * (kTileBytes >> 4);
   const std::uint32_t first_v = low_descriptor(v_tiles) + group * (kTileBytes >> 4);
-  const auto k_tile = [&](int at, int image) { return first_k + slot(at, image) * (kStageBytes >> 4); };
+  const auto k_tile = [&](int at, int i) { return first_k + slot(at, i) * (kStageBytes >> 4); };
+  // What follows is for an image: one tile or both.
   const auto await = [&](int at, int image) {
-    wait(full + slot(at, image), (kImagesPerGroup * at + image) / kStages % 2);
+#pragma unroll
+    for (int i = image; i < image + kParts; ++i) wait(full + slot(at, i), (kTilesPerGroup * at + i) / kStages % 2);
   };
   const auto issue = [&](int at, int image) {
     // Always 0, but the compiler does not know: it would keep the descriptors of all tiles, in registers that are not
@@ -314,8 +370,11 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     const std::uint32_t zero = kGain ? static_cast<std::uint32_t>(at) >> 28 : 0;
     const std::uint32_t own = first_own + zero + image * (2 * kTileBytes >> 4);
     wgmma_fence();
-    multiply_rows<T>(x, own, k_tile(at, image));
-    multiply_rows<T>(dx, own + (kTileBytes >> 4), first_v + zero + v_slot(at, image) * (kStageBytes >> 4));
+    const auto v_tile = [&](int i) { return first_v + zero + v_slot(at, i) * (kStageBytes >> 4); };
+    multiply_rows<T, 4>(x, own, k_tile(at, image));
+    if constexpr (kParts == 2) multiply_rows<T, kSteps - 4>(x, own + kTileStep, k_tile(at, 1), true);
+    multiply_rows<T, 4>(dx, own + kParts * kTileStep, v_tile(image));
+    if constexpr (kParts == 2) multiply_rows<T, kSteps - 4>(dx, own + 3 * kTileStep, v_tile(1), true);
     wgmma_commit();
   };
   const std::uint32_t first_record = shared_address(table);
@@ -342,10 +401,6 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
                            (lane % 4 / 2 ^ local_row % 8) * 16 + lane % 2 * 8;
   asm volatile("" : "+r"(own_sums));  // not computed again in every step
 
-  const auto await_place = [&](int step) {
-    if (step >= kSumsPlaces) named_sync(sums_empty(step % kSumsPlaces, group), kWarpgroup + kCollectors);
-  };
-  const auto announce_sums = [&](int step) { named_arrive(sums_full(step % kSumsPlaces), kConsumers + kCollectors); };
   const auto release_in_all = [&](int barrier) {
     const std::uint32_t remote = remote_empty + 8 * barrier;
     __syncwarp();
@@ -355,8 +410,14 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
       for (int block = 0; block < kCluster; ++block) arrive_at(address_in(empty + barrier, block));
     }
   };
-  const auto release_k = [&](int at, int image) { release_in_all(slot(at, image)); };
-  const auto release_v = [&](int at, int image) { release_in_all(kStages + v_slot(at, image)); };
+  const auto release_k = [&](int at, int image) {
+#pragma unroll
+    for (int i = image; i < image + kParts; ++i) release_in_all(slot(at, i));
+  };
+  const auto release_v = [&](int at, int image) {
+#pragma unroll
+    for (int i = image; i < image + kParts; ++i) release_in_all(kStages + v_slot(at, i));
+  };
 
   for (int round = 0; round < count; ++round) {
     for (int i = 0; i < kImagesPerGroup; ++i) wait(own_full + i, round % 2);
@@ -372,8 +433,8 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
           release_v(step, i);
         }
         if (want_table) {
-          await_place(step);
-          announce_sums(step);
+          turns.await_place(step, group);
+          turns.announce(step);
         }
       }
       continue;
@@ -396,7 +457,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
         }
       }
     }
-    float dq[kImagesPerGroup][32] = {};
+    float dq[kTilesPerGroup][32] = {};
     float dgain[32] = {};  // of this warpgroup's images
 
     const auto leave_pair = [&](int step, int n) {
@@ -415,8 +476,8 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     pin(x);
     pin(dx);
     pin(dq[0]);
-    pin(dq[1]);
-    if (key_tiles == 1) release(own_empty);
+    pin_first<kLast / 2>(dq[1]);
+    if (key_tiles == 1) release(own_empty);  // of the first image
     Fragments dproducts = {};
     for (int t = 0; t < key_tiles; ++t) {
       const int step = first_step + t;
@@ -425,11 +486,11 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
       for (int i = 0; i < kImagesPerGroup; ++i) {
         const bool more = i + 1 < kImagesPerGroup || t + 1 < key_tiles;
         const int next_step = i + 1 < kImagesPerGroup ? step : step + 1;
-        constexpr int kNext[] = {1, 0};
+        constexpr int kNext[] = {kImagesPerGroup - 1, 0};
         const bool leaves = kGain && i + 1 == kImagesPerGroup && want_table;
         if constexpr (kGain) {
           if (i == 0) start_record(record, factor);
-          if (!kNarrow && leaves) await_place(step);
+          if (!kNarrow && leaves) turns.await_place(step, group);
         }
         const auto weigh = [&](auto from, auto to) {
 #pragma unroll
@@ -494,7 +555,8 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
             }
         }
         wgmma_fence();
-        multiply_add<T>(dq[i], dproducts, k_tile(step, i));
+        multiply_add<T, kTile>(dq[i], dproducts, k_tile(step, i));
+        if constexpr (kParts == 2) multiply_add<T, kLast>(dq[1], dproducts, k_tile(step, 1));
         wgmma_commit();
         if (more) issue(next_step, kNext[i]);
         if (more) {
@@ -503,18 +565,19 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
         }
         if constexpr (kGain) {
           if (kNarrow && leaves) {
-            await_place(step);
+            turns.await_place(step, group);
 #pragma unroll
             for (int n = 0; n < 16; ++n) leave_pair(step, n);
 #pragma unroll
             for (int n = 0; n < 32; ++n) dgain[n] = 0;  // a narrow tile does not set them all
           }
-          if (leaves) announce_sums(step);
+          if (leaves) turns.announce(step);
         }
         wgmma_wait<0>();
         pin(x);
         pin(dx);
         pin(dq[i]);
+        if constexpr (kParts == 2) pin_first<kLast / 2>(dq[1]);
         if (more) {
           release_v(next_step, kNext[i]);
         } else {
@@ -531,8 +594,11 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
         const int x = r.first_image + group * kImagesPerGroup + i;
         if (x < images) {
           const std::int64_t b = r.g + static_cast<std::int64_t>(x) * p.shape.groups;
-          store_rows<T>(dq[i], head_of<T>(p.dq, b, r.h), p.dq.token, r.query_tile * kTile + local_row, nq,
-                        static_cast<int>(p.shape.dim), dq_factor);
+          T* to = head_of<T>(p.dq, b, r.h);
+          const int row = r.query_tile * kTile + local_row;
+          const int d = static_cast<int>(p.shape.dim);
+          store_rows<T, kTile>(dq[i], to, p.dq.token, row, nq, d, dq_factor);
+          if constexpr (kParts == 2) store_rows<T, kLast>(dq[1], to + kTile, p.dq.token, row, nq, d - kTile, dq_factor);
         }
       }
     }
@@ -550,18 +616,22 @@ bool driver_overlaps() {
   return overlaps;
 }
 
-template <class T, bool kGain>
+template <class T, int kSteps, bool kGain>
 cudaError_t start(const AttentionBackward& p, const Maps& maps, const Work& work, bool after_dkv, cudaStream_t stream) {
-  // Over many tiles a faster loop gains more than a last tile that is done in part.
-  constexpr std::int64_t kLongWalk = 512;
-  const bool narrow = ends_narrow(p.shape.keys) && p.shape.keys < kLongWalk;
-  const auto kernel = narrow ? dq_kernel<T, kGain, true> : dq_kernel<T, kGain, false>;
-  cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<kGain>);
+  constexpr int kParts = kPartsOf<kSteps>;
+  constexpr int kBytes = kSharedBytes<kParts, kGain>;
+  auto kernel = dq_kernel<T, kSteps, kGain, false>;
+  if constexpr (kParts == 1) {
+    // Over many tiles a faster loop gains more than a last tile that is done in part.
+    constexpr std::int64_t kLongWalk = 512;
+    if (ends_narrow(p.shape.keys) && p.shape.keys < kLongWalk) kernel = dq_kernel<T, kSteps, kGain, true>;
+  }
+  cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (e != cudaSuccess) return e;
   cudaLaunchConfig_t config{};
   config.gridDim = static_cast<unsigned>(work.schedule.clusters * kCluster);
   config.blockDim = kThreads;
-  config.dynamicSmemBytes = kSharedBytes<kGain>;
+  config.dynamicSmemBytes = kBytes;
   config.stream = stream;
   cudaLaunchAttribute overlap;
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -574,16 +644,21 @@ cudaError_t start(const AttentionBackward& p, const Maps& maps, const Work& work
   return e;
 }
 
+template <class T>
+cudaError_t start(const AttentionBackward& p, const Maps& maps, const Work& work, bool after_dkv, cudaStream_t stream) {
+  return with_steps(p.shape, [&](auto steps) {
+    constexpr int kSteps = decltype(steps)::value;
+    return work.records.data ? start<T, kSteps, true>(p, maps, work, after_dkv, stream)
+                             : start<T, kSteps, false>(p, maps, work, after_dkv, stream);
+  });
+}
+
 }  // namespace
 
 cudaError_t start_dq(const AttentionBackward& p, const Maps& maps, const Work& work, bool after_dkv,
                      cudaStream_t stream) {
-  if (p.dtype == DType::kFloat16) {
-    return work.records.data ? start<__half, true>(p, maps, work, after_dkv, stream)
-                             : start<__half, false>(p, maps, work, after_dkv, stream);
-  }
-  return work.records.data ? start<__nv_bfloat16, true>(p, maps, work, after_dkv, stream)
-                           : start<__nv_bfloat16, false>(p, maps, work, after_dkv, stream);
+  return p.dtype == DType::kFloat16 ? start<__half>(p, maps, work, after_dkv, stream)
+                                    : start<__nv_bfloat16>(p, maps, work, after_dkv, stream);
 }
 
 }  // namespace violin::kernels::cuda::sm90

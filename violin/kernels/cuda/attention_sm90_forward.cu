@@ -1,5 +1,6 @@
-// Forward pass on Hopper. A block owns 256 queries of one (image, head): four warpgroups of 64 queries each and one
-// warp that keeps bulk copies of K, V and table tiles in flight, three tiles of 64 keys deep. Within a warpgroup the
+// Forward pass on Hopper. A block owns 256 queries of one (image, head), 128 where heads have two parts: four or two
+// warpgroups of 64 queries each and one warp that keeps bulk copies of K, V and table tiles in flight, three tiles of
+// 64 keys deep. Within a warpgroup the
 // next product with K is issued before the product with V, so that the softmax waits for the former alone and starts
 // beside the latter; that of the next item's first keys is issued in the last step. Results go through the place of the
 // queries in shared memory. Images are the fastest grid index: neighbours in time share a table tile, which then comes
@@ -9,28 +10,35 @@
 namespace violin::kernels::cuda::sm90 {
 namespace {
 
-constexpr int kGroups = 4;
 constexpr int kStages = 3;
 constexpr float kSlack = 8;  // in powers of two
-constexpr int kThreads = (kGroups + 1) * kWarpgroup;
 constexpr int kProducerRegisters = 24;
-constexpr int kConsumerRegisters = 112;
-static_assert(registers_suffice(kGroups, kProducerRegisters, kConsumerRegisters));
+template <int kParts>
+constexpr int kGroupsOf = kParts == 1 ? 4 : 2;
+template <int kParts>
+constexpr int kConsumerRegisters = kParts == 1 ? 112 : 240;
+static_assert(registers_suffice(kGroupsOf<1>, kProducerRegisters, kConsumerRegisters<1>) &&
+              registers_suffice(kGroupsOf<2>, kProducerRegisters, kConsumerRegisters<2>));
+template <int kParts>
+constexpr int kThreads = (kGroupsOf<kParts> + 1) * kWarpgroup;
 
-template <bool kGain>
-constexpr int kSharedBytes = 1024 + 2 * kGroups * kTileBytes + kStages * 2 * kTileBytes +
-                             (kGain ? kStages * kGroups * kRecordBytes : 0) + 8 * (2 * kStages + 4);
+template <int kParts, bool kGain>
+constexpr int kSharedBytes = 1024 + 2 * kGroupsOf<kParts> * kParts * kTileBytes + kStages * 2 * kParts * kTileBytes +
+                             (kGain ? kStages * kGroupsOf<kParts> * kRecordBytes : 0) + 8 * (2 * kStages + 4);
 
 // kPersistent: a block takes item after item and loads the next one while it stores the last, which pays where items
 // are short. Otherwise it has one item, and the compiler makes a tighter loop of its steps.
-template <class T, bool kGain, bool kPersistent, bool kNarrow>
-__global__ void __launch_bounds__(kThreads, 1)
+template <class T, int kSteps, bool kGain, bool kPersistent, bool kNarrow>
+__global__ void __launch_bounds__(kThreads<kPartsOf<kSteps>>, 1)
     forward_kernel(const __grid_constant__ AttentionForward p, const __grid_constant__ Maps maps, const Records records,
                    int chunk) {
+  constexpr int kParts = kPartsOf<kSteps>;
+  constexpr int kGroups = kGroupsOf<kParts>;
+  constexpr int kRowsBytes = kParts * kTileBytes;  // 64 rows of a head
   extern __shared__ unsigned char raw[];
   unsigned char* q_tiles = raw + (1024 - shared_address(raw) % 1024) % 1024;  // [2][kGroups]
-  unsigned char* kv_tiles = q_tiles + 2 * kGroups * kTileBytes;
-  unsigned char* table = kv_tiles + kStages * 2 * kTileBytes;
+  unsigned char* kv_tiles = q_tiles + 2 * kGroups * kRowsBytes;
+  unsigned char* table = kv_tiles + kStages * 2 * kRowsBytes;
   // Not worked out again in every step.
   const std::uint32_t first_byte = __shfl_sync(0xffffffffu, shared_address(q_tiles), 0);
   const Barrier full(first_byte + static_cast<std::uint32_t>(table - q_tiles) +
@@ -74,17 +82,18 @@ __global__ void __launch_bounds__(kThreads, 1)
       const int groups = groups_at(place);
       const int first_tile = place.block() * kGroups;
       if (round >= 2) wait(q_empty + round % 2, (round / 2 - 1) % 2);
-      arrive_and_expect(q_full + round % 2, groups * kTileBytes);
+      arrive_and_expect(q_full + round % 2, groups * kRowsBytes);
       for (int x = 0; x < groups; ++x) {
-        copy_box(q_tiles + (round % 2 * kGroups + x) * kTileBytes, &maps.q, q_full + round % 2, 0,
-                 (first_tile + x) * kTile, place.h(), place.b());
+        copy_parts<kParts>(q_tiles + (round % 2 * kGroups + x) * kRowsBytes, &maps.q, q_full + round % 2,
+                           (first_tile + x) * kTile, place.h(), place.b());
       }
       for (int t = 0; t < key_tiles; ++t, ++step) {
         const int s = step % kStages;
         if (step >= kStages) wait(empty + s, (step / kStages - 1) % 2);
-        arrive_and_expect(full + s, 2 * kTileBytes + (kGain ? groups * kRecordBytes : 0));
-        copy_box(kv_tiles + s * 2 * kTileBytes, &maps.k, full + s, 0, t * kTile, place.h(), place.b());
-        copy_box(kv_tiles + s * 2 * kTileBytes + kTileBytes, &maps.v, full + s, 0, t * kTile, place.h(), place.b());
+        arrive_and_expect(full + s, 2 * kRowsBytes + (kGain ? groups * kRecordBytes : 0));
+        unsigned char* kv = kv_tiles + s * 2 * kRowsBytes;
+        copy_parts<kParts>(kv, &maps.k, full + s, t * kTile, place.h(), place.b());
+        copy_parts<kParts>(kv + kRowsBytes, &maps.v, full + s, t * kTile, place.h(), place.b());
         if constexpr (kGain) {
           copy_bytes(table + s * kGroups * kRecordBytes,
                      records.at(place.b() % table_groups, place.h(), query_tiles, key_tiles, first_tile, t),
@@ -96,17 +105,17 @@ __global__ void __launch_bounds__(kThreads, 1)
     return;
   }
 
-  take_registers<kConsumerRegisters>();
+  take_registers<kConsumerRegisters<kParts>>();
 
   const int lane = threadIdx.x % 32;
   const float factor = static_cast<float>(p.scale) * kLog2e;
   const std::uint32_t first_record = first_byte + static_cast<std::uint32_t>(table - q_tiles);
   const std::uint32_t offset = record_offset<false>();
   const bool first_thread = threadIdx.x % kWarpgroup == 0;
-  const std::uint32_t first_q = low_descriptor(first_byte) + group * (kTileBytes >> 4);
-  const auto q_tile = [&](int round) { return first_q + round % 2 * kGroups * (kTileBytes >> 4); };
+  const std::uint32_t first_q = low_descriptor(first_byte) + group * kParts * kTileStep;
+  const auto q_tile = [&](int round) { return first_q + round % 2 * kGroups * kParts * kTileStep; };
   const std::uint32_t first_kv = low_descriptor(first_byte + static_cast<std::uint32_t>(kv_tiles - q_tiles));
-  const auto kv_tile = [&](int stage) { return first_kv + stage * (2 * kTileBytes >> 4); };
+  const auto kv_tile = [&](int stage) { return first_kv + stage * 2 * kParts * kTileStep; };
   RecordPart record;
   const auto fetch = [&](int stage) {
     if constexpr (kGain) {
@@ -150,7 +159,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       continue;
     }
-    float sum[32] = {};
+    HeadSums<kSteps> sum = {};
     float maximum[2] = {-INFINITY, -INFINITY};
     float total[2] = {0, 0};
     Fragments weights = {};
@@ -159,7 +168,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       wait(q_full + round % 2, round / 2 % 2);
       wait(full + first_step % kStages, first_step / kStages % 2);
       wgmma_fence();
-      multiply_rows<T>(z, q_tile(round), kv_tile(first_step % kStages));
+      multiply_rows<T, kSteps>(z, q_tile(round), kv_tile(first_step % kStages));
       wgmma_commit();
       fetch(first_step % kStages);
       wgmma_wait<0>();
@@ -215,7 +224,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         top[half] = fmaxf(top[half], __shfl_xor_sync(0xffffffffu, top[half], 2));
       }
       wgmma_wait<0>();
-      pin(sum);
+      pin_head<kSteps>(sum);
       pin(weights);
       if (t > 0) release(empty + (step + kStages - 1) % kStages);
       const int next = (step + 1) % kStages;
@@ -235,9 +244,9 @@ __global__ void __launch_bounds__(kThreads, 1)
           maximum[half] = larger;
           total[half] *= decay;
 #pragma unroll
-          for (int n = 0; n < 8; ++n) {
-            sum[4 * n + 2 * half] *= decay;
-            sum[4 * n + 2 * half + 1] *= decay;
+          for (int n = 0; n < 2 * kSteps; ++n) {
+            sum[n / 8][n % 8 * 4 + 2 * half] *= decay;
+            sum[n / 8][n % 8 * 4 + 2 * half + 1] *= decay;
           }
         }
       }
@@ -265,25 +274,26 @@ __global__ void __launch_bounds__(kThreads, 1)
         weigh(std::integral_constant<int, kTile>());
       }
       pack_tile<T>(weights, z);
-      pin(sum);
-      const std::uint32_t v_tile = kv_tile(s) + (kTileBytes >> 4);
+      pin_head<kSteps>(sum);
+      const auto add = [&] {
+        multiply_add_head<T, kSteps>(sum, weights, kv_tile(s) + kParts * kTileStep);
+        wgmma_commit();
+      };
       if (more || next_busy) {
         pin(z);
         wgmma_fence();
-        multiply_rows<T>(z, q_tile(more ? round : round + 1), kv_tile(next));
+        multiply_rows<T, kSteps>(z, q_tile(more ? round : round + 1), kv_tile(next));
         wgmma_commit();
-        multiply_add<T>(sum, weights, v_tile);
-        wgmma_commit();
+        add();
         wgmma_wait<1>();
         pin(z);
       } else {
         wgmma_fence();
-        multiply_add<T>(sum, weights, v_tile);
-        wgmma_commit();
+        add();
       }
     }
     wgmma_wait<0>();
-    pin(sum);
+    pin_head<kSteps>(sum);
     ready = next_busy;
     release(empty + (first_step + key_tiles - 1) % kStages);
     float inverse[2];
@@ -299,13 +309,13 @@ __global__ void __launch_bounds__(kThreads, 1)
             (maximum[half] + log2f(total[half])) * kLn2;
       }
     }
-    unsigned char* place_of_q = q_tiles + (round % 2 * kGroups + group) * kTileBytes;
+    unsigned char* place_of_q = q_tiles + (round % 2 * kGroups + group) * kRowsBytes;
     named_sync(1 + group, kWarpgroup);  // no warp's products read the queries any more
-    leave_tile<T>(place_of_q, sum, inverse[0], inverse[1]);
+    leave_head<T, kSteps>(place_of_q, sum, inverse[0], inverse[1]);
     fence_stores();
     named_sync(1 + group, kWarpgroup);
     if (first_thread) {
-      store_box(&maps.out, place_of_q, 0, tile * kTile, h, b);
+      store_parts<kParts>(&maps.out, place_of_q, tile * kTile, h, b);
       commit_stores();
     }
     stored = true;
@@ -314,31 +324,38 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (stored && first_thread) wait_until_read();
 }
 
-template <class T, bool kGain>
+template <class T, int kSteps, bool kGain>
 cudaError_t start(const AttentionForward& p, const Maps& maps, const Records& records, cudaStream_t stream) {
+  constexpr int kParts = kPartsOf<kSteps>;
+  constexpr int kBytes = kSharedBytes<kParts, kGain>;
   const AttentionShape& s = p.shape;
   const bool persistent = s.keys <= kShortWalk;
-  const auto kernel = !persistent           ? forward_kernel<T, kGain, false, false>
-                      : ends_narrow(s.keys) ? forward_kernel<T, kGain, true, true>
-                                            : forward_kernel<T, kGain, true, false>;
-  const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<kGain>);
+  const auto kernel = !persistent           ? forward_kernel<T, kSteps, kGain, false, false>
+                      : ends_narrow(s.keys) ? forward_kernel<T, kSteps, kGain, true, true>
+                                            : forward_kernel<T, kSteps, kGain, true, false>;
+  const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (e != cudaSuccess) return e;
-  const std::int64_t items = s.batch * s.heads * ceil_div(s.queries, kGroups * kTile);
+  const std::int64_t items = s.batch * s.heads * ceil_div(s.queries, kGroupsOf<kParts> * kTile);
   const std::int64_t blocks = persistent && items > processors() ? processors() : items;
-  kernel<<<static_cast<unsigned>(blocks), kThreads, kSharedBytes<kGain>, stream>>>(p, maps, records,
-                                                                                   images_per_chunk(s.batch, s.keys));
+  kernel<<<static_cast<unsigned>(blocks), kThreads<kParts>, kBytes, stream>>>(
+      p, maps, records, images_per_chunk(s.batch, s.keys, kParts));
   return cudaGetLastError();
+}
+
+template <class T>
+cudaError_t start(const AttentionForward& p, const Maps& maps, const Records& records, cudaStream_t stream) {
+  return with_steps(p.shape, [&](auto steps) {
+    constexpr int kSteps = decltype(steps)::value;
+    return records.data ? start<T, kSteps, true>(p, maps, records, stream)
+                        : start<T, kSteps, false>(p, maps, records, stream);
+  });
 }
 
 }  // namespace
 
 cudaError_t start_forward(const AttentionForward& p, const Maps& maps, const Records& records, cudaStream_t stream) {
-  if (p.dtype == DType::kFloat16) {
-    return records.data ? start<__half, true>(p, maps, records, stream)
-                        : start<__half, false>(p, maps, records, stream);
-  }
-  return records.data ? start<__nv_bfloat16, true>(p, maps, records, stream)
-                      : start<__nv_bfloat16, false>(p, maps, records, stream);
+  return p.dtype == DType::kFloat16 ? start<__half>(p, maps, records, stream)
+                                    : start<__nv_bfloat16>(p, maps, records, stream);
 }
 
 }  // namespace violin::kernels::cuda::sm90

@@ -6,11 +6,11 @@ namespace violin::kernels::cuda::sm90 {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kRowThreads = 8;  // for a row of 64 numbers
-constexpr int kRows = kThreads / kRowThreads;
+constexpr int kPartThreads = 8;  // for a row of 64 numbers
+constexpr int kRows = kThreads / kPartThreads;
 
-// A thread's eight numbers of a row of a head; 0 past its end.
-template <class T>
+// A thread's eight numbers of a row of a head, which has so many threads; 0 past its end.
+template <class T, int kRowThreads = kPartThreads>
 struct Piece {
   uint4 bits{};
 
@@ -24,8 +24,8 @@ struct Piece {
   }
 };
 // The sum over a row, for all threads of the row.
-template <class T>
-__device__ __forceinline__ float dot(const Piece<T>& x, const Piece<T>& y) {
+template <class T, int kRowThreads>
+__device__ __forceinline__ float dot(const Piece<T, kRowThreads>& x, const Piece<T, kRowThreads>& y) {
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < 8; ++i) sum = fmaf(x[i], y[i], sum);
@@ -40,22 +40,23 @@ __device__ __forceinline__ float log_sum(const AttentionBackward& p, std::int64_
 }
 
 // D = sum(dO o O), and the log-sum-exp in base 2.
-template <class T>
+template <class T, int kParts>
 __global__ void __launch_bounds__(kThreads)
     statistics_kernel(const __grid_constant__ AttentionBackward p, float* statistics) {
+  constexpr int kRowThreads = kParts * kPartThreads;
   const int nq = static_cast<int>(p.shape.queries);
   const int query_tiles = (nq + kTile - 1) / kTile;
-  const unsigned x = blockIdx.x * kRows + threadIdx.x / kRowThreads;
+  const unsigned x = (blockIdx.x * kThreads + threadIdx.x) / kRowThreads;
   const unsigned rows = query_tiles * kTile;
   const unsigned heads = static_cast<unsigned>(p.shape.heads);
   const int i = static_cast<int>(x % rows);
   const std::int64_t bh = x / rows;
   const std::int64_t h = x / rows % heads;
   const std::int64_t b = x / rows / heads;
-  Piece<T> out, dout;
+  Piece<T, kRowThreads> out, dout;
   if (i < nq) {
-    out = Piece<T>(head_of<T>(p.out, b, h) + i * p.out.token, p.shape.dim);
-    dout = Piece<T>(head_of<T>(p.dout, b, h) + i * p.dout.token, p.shape.dim);
+    out = Piece<T, kRowThreads>(head_of<T>(p.out, b, h) + i * p.out.token, p.shape.dim);
+    dout = Piece<T, kRowThreads>(head_of<T>(p.dout, b, h) + i * p.dout.token, p.shape.dim);
   }
   const float sum = dot(out, dout);
   if (threadIdx.x % kRowThreads == 0) {
@@ -110,7 +111,7 @@ __global__ void __launch_bounds__(kThreads, kQueries == 1 ? 3 : 2)
       const float weight = power2(fmaf(logit, gain[n] * scale * kLog2e, -lse[n]));
       const float dweight = dot(dout[n], v);  // all lanes of a warp sum here, also those past the end
       const float gradient = key < nk ? weight * (dweight - delta[n]) : 0;
-      if (tail.shares && threadIdx.x % kRowThreads == 0 && key < nk) {
+      if (tail.shares && threadIdx.x % kPartThreads == 0 && key < nk) {
         tail.shares[(static_cast<std::int64_t>(block) * kQueries + n) * nk + key] = gradient * logit * scale;
       }
 #pragma unroll
@@ -121,7 +122,7 @@ __global__ void __launch_bounds__(kThreads, kQueries == 1 ? 3 : 2)
   for (int start = 0; start < nk; start += kAtATime * kRows) {
     Piece<T> k[kAtATime], v[kAtATime];
     float gain[kAtATime][kQueries];
-    const int own = start + threadIdx.x / kRowThreads;
+    const int own = start + threadIdx.x / kPartThreads;
 #pragma unroll
     for (int i = 0; i < kAtATime; ++i) {
       const int key = min(own + i * kRows, nk - 1);
@@ -145,7 +146,7 @@ __global__ void __launch_bounds__(kThreads, kQueries == 1 ? 3 : 2)
       float x = sum[n][i];
       x += __shfl_xor_sync(0xffffffffu, x, 8);
       x += __shfl_xor_sync(0xffffffffu, x, 16);
-      if (lane < kRowThreads) sums[n][threadIdx.x / 32][lane * 8 + i] = x;
+      if (lane < kPartThreads) sums[n][threadIdx.x / 32][lane * 8 + i] = x;
     }
   __syncthreads();
   const int n = threadIdx.x / kTile;
@@ -167,9 +168,11 @@ cudaError_t start(const AttentionBackward& p, const Work& work, cudaStream_t str
     kernel<<<heads, kThreads, 0, stream>>>(p, work.records, work.tail);
     if (const cudaError_t e = cudaGetLastError(); e != cudaSuccess) return e;
   }
+  const int parts = parts_of(steps_of(s));
   static_assert(kTile % kRows == 0);
-  const unsigned blocks = heads * static_cast<unsigned>(ceil_div(s.queries, kTile)) * (kTile / kRows);
-  statistics_kernel<T><<<blocks, kThreads, 0, stream>>>(p, work.statistics);
+  const unsigned blocks = heads * static_cast<unsigned>(ceil_div(s.queries, kTile)) * (kTile / kRows) * parts;
+  const auto kernel = parts == 1 ? statistics_kernel<T, 1> : statistics_kernel<T, 2>;
+  kernel<<<blocks, kThreads, 0, stream>>>(p, work.statistics);
   return cudaGetLastError();
 }
 

@@ -171,7 +171,6 @@ __device__ __forceinline__ void named_sync(int id, int threads) {
 __device__ __forceinline__ void named_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-
 // Tiles in shared memory are rows of 64 numbers (128 bytes), aligned to 1024 bytes, with the 16-byte pieces of row r
 // swapped by exclusive or with r % 8 as the bulk copy leaves them. A step of 16 along the row is 32 bytes; a step of 16
 // rows is 2048.
@@ -207,6 +206,18 @@ template <int kCount>
 __device__ __forceinline__ void pin(float (&c)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(c[i])::"memory");
+}
+template <int kCount>
+__device__ __forceinline__ void pin_first(float (&c)[32]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(c[i])::"memory");
+}
+// What an accumulator holds is not needed any more, and until here its registers are free.
+template <int kCount>
+__device__ __forceinline__ void clear(float (&c)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) c[i] = 0;
+  pin(c);
 }
 
 // The same for left sides in registers: they stay where they are until the products that read them are done.
@@ -291,6 +302,41 @@ __device__ __forceinline__ void wgmma(float (&c)[32], const std::uint32_t (&a)[4
           "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]),
           "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(kTransposed));
+  }
+}
+
+// C += A B for the first kColumns columns alone, 16 or 32; A from registers.
+template <class T, int kTransposed, int kColumns>
+__device__ __forceinline__ void wgmma_narrow(float (&c)[32], const std::uint32_t (&a)[4], std::uint64_t b) {
+  static_assert(kColumns == 16 || kColumns == 32);
+  if constexpr (std::is_same_v<T, __half> && kColumns == 16) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7}, "
+        "{%8, %9, %10, %11}, %12, 1, 1, 1, %13;\n"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransposed));
+  } else if constexpr (std::is_same_v<T, __half>) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
+        "%13, %14, %15}, "
+        "{%16, %17, %18, %19}, %20, 1, 1, 1, %21;\n"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]),
+          "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransposed));
+  } else if constexpr (kColumns == 16) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, "
+        "{%8, %9, %10, %11}, %12, 1, 1, 1, %13;\n"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransposed));
+  } else {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
+        "%13, %14, %15}, "
+        "{%16, %17, %18, %19}, %20, 1, 1, 1, %21;\n"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]),
+          "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransposed));
   }
 }
 
