@@ -93,17 +93,17 @@ def save_file(tensors: dict[str, Tensor], path: str | os.PathLike[str], metadata
     text += b" " * (-(len(text) + 8) % 64)
     try:
         handle, temporary = tempfile.mkstemp(prefix=path.name + ".", suffix=".part", dir=path.parent or ".")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(struct.pack("<Q", len(text)) + text)
+                for name in order:
+                    flat = tensors[name].detach().cpu().contiguous().view(-1)
+                    if flat.numel():
+                        file.write(flat.view(torch.uint8).numpy().data)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
     except OSError as error:
         raise Error(f"{path} cannot be written: {error.strerror}") from None
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(struct.pack("<Q", len(text)) + text)
-            for name in order:
-                flat = tensors[name].detach().cpu().contiguous().view(-1)
-                if flat.numel():
-                    file.write(flat.view(torch.uint8).numpy().data)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

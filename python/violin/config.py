@@ -8,7 +8,7 @@ from typing import Any
 
 from . import curves as curve_module
 from . import ops
-from .errors import Error
+from .errors import Error, numbers
 
 INITS = ("pretrain", "finetune", "none", "spread", "identity")
 PARAMETERISATIONS = ("auto", "sigmoid", "rate")
@@ -31,7 +31,7 @@ class MaskConfig:
     ``identity``, which sigmoid reaches nowhere, and ``sigmoid`` otherwise.
     """
 
-    curves: str | tuple[str, ...] = "violin"  #: a set, a comma-separated list or names; empty: no decay, alpha alone
+    curves: curve_module.Curves = "violin"  #: a set, a comma-separated list or names; empty: no decay, alpha alone
     strategy: str = "mul_v1"
     decay: float | None = None  #: a fixed gamma; None: learned
     decay_per_axis: bool = False  #: manhattan: a decay per row and column distance instead of one for both
@@ -40,20 +40,20 @@ class MaskConfig:
     prefix_decay: str = "one"  #: gamma of class token and registers: ``one`` or ``learned``
     init: str = "pretrain"
     parameterisation: str = "auto"
-    blocks: tuple[int, ...] | None = None  #: which blocks have a mask; None: all
-    heads: tuple[int, ...] | None = None  #: which heads; None: all
+    blocks: Sequence[int] | None = None  #: which blocks have a mask; None: all
+    heads: Sequence[int] | None = None  #: which heads; None: all
 
     def __post_init__(self) -> None:
+        self._check()
         if not isinstance(self.curves, str):
             object.__setattr__(self, "curves", tuple(self.curves))
         for name in ("blocks", "heads"):
             value = getattr(self, name)
             if value is not None:
-                chosen = tuple(sorted(int(i) for i in value))
+                chosen = tuple(sorted(numbers(name, value)))
                 if len(set(chosen)) != len(chosen) or not chosen:
-                    raise Error(f"{name} is {list(value)}; expected numbers, each once, or None for all")
+                    raise Error(f"{name} is {list(chosen)}; expected numbers, each once, or None for all")
                 object.__setattr__(self, name, chosen)
-        self._check()
 
     def _check(self) -> None:
         def one_of(field: str, choices: Sequence[str]) -> None:
@@ -65,12 +65,19 @@ class MaskConfig:
         one_of("init", INITS)
         one_of("parameterisation", PARAMETERISATIONS)
         one_of("prefix_decay", ("one", "learned"))
-        if self.decay is not None and not 0 < self.decay <= 1:
-            raise Error(f"decay is {self.decay}; expected None (learned) or a number above 0 and at most 1")
-        if not self.names and not self.alpha:
-            raise Error("curves are empty; expected at least one curve, or alpha=True")
-        if not self.names and self.curve_weights:
-            raise Error("curve_weights is True; expected False where there is no curve")
+        for field in ("decay_per_axis", "alpha", "curve_weights"):
+            if not isinstance(getattr(self, field), bool):
+                raise Error(f"{field} is {getattr(self, field)!r}; expected True or False")
+        number = isinstance(self.decay, (int, float)) and not isinstance(self.decay, bool)
+        if self.decay is not None and not (number and 0 < self.decay <= 1):
+            raise Error(f"decay is {self.decay!r}; expected None (learned) or a number above 0 and at most 1")
+        if not self.names:
+            if not self.alpha:
+                raise Error("curves are empty; expected at least one curve, or alpha=True")
+            for field in ("decay", "decay_per_axis", "curve_weights", "prefix_decay"):
+                value, without = getattr(self, field), getattr(MaskConfig, field)
+                if value != without:
+                    raise Error(f"{field} is {value!r}; expected {without!r} where there is no curve")
         if self.init != "identity":
             return
         if self.parameterisation == "sigmoid":
@@ -112,7 +119,7 @@ class MaskConfig:
             raise Error(f"violin.{unknown[0]} is not a field of a mask; there are {', '.join(sorted(known))}")
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in block.items()}
         for name in ("blocks", "heads"):
-            values[name] = values.get(name) or None  # an empty list is all of them
+            values[name] = None if values.get(name) == () else values.get(name)  # an empty list is all of them
         if values.get("decay") == "learned":
             values["decay"] = None
         return cls(**values)

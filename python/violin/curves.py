@@ -9,6 +9,7 @@ tensor([[0, 1, 2],
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -33,6 +34,15 @@ NAMES: tuple[str, ...] = (*SETS["violin"], "z", "z_T", "random", "manhattan")
 Curves = str | Sequence[str]
 
 
+def text(curves: Curves) -> str:
+    """Curves as the operators take them: separated by commas."""
+    if isinstance(curves, str):
+        return curves
+    if not isinstance(curves, Sequence) or not all(isinstance(name, str) for name in curves):
+        raise Error(f"curves is {curves!r}; expected a set, a name or a list of names, or \"\" for none")
+    return ",".join(curves)
+
+
 def names(curves: Curves) -> list[str]:
     """The curves that a set, a comma-separated list or a sequence of names stands for.
 
@@ -41,9 +51,8 @@ def names(curves: Curves) -> list[str]:
     >>> names("hilbert, morton_T")
     ['hilbert', 'peano_T']
     """
-    parts = curves.split(",") if isinstance(curves, str) else list(curves)
     found: list[str] = []
-    for part in (part.strip() for part in parts):
+    for part in (part.strip() for part in text(curves).split(",")):
         if part:
             found += SETS.get(part, (part.replace("morton", "peano"),))
     if found:
@@ -63,7 +72,9 @@ def ranks(curve: Curves, grid: Sequence[int]) -> Tensor:
     torch.Size([8, 1, 140])
     """
     try:
-        result = torch.ops.violin.curve_ranks(curve if isinstance(curve, str) else ",".join(curve), list(grid))
+        result = torch.ops.violin.curve_ranks(text(curve), list(map(operator.index, grid)))
+    except TypeError:
+        raise Error(f"grid is {grid!r}; expected (height, width) or (frames, height, width), whole numbers") from None
     except ValueError as error:
         raise Error(str(error)) from None
     single = isinstance(curve, str) and "," not in curve and curve not in SETS

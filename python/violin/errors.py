@@ -1,5 +1,38 @@
-"""The one exception type of the package."""
+"""The one exception type of the package, and checks that raise it."""
+
+import operator
+from typing import Any
 
 
 class Error(ValueError):
     """A message for a person, naming the thing and the remedy."""
+
+
+def whole(name: str, value: Any, least: int = 0) -> int:
+    """A whole number that a caller gave."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least:
+        raise Error(f"{name} is {value!r}; expected a whole number from {least} on")
+    return number
+
+
+def numbers(name: str, values: Any) -> list[int]:
+    """Numbers of blocks or heads that a caller gave, in their order."""
+    try:
+        return [operator.index(value) for value in values]
+    except TypeError:
+        raise Error(f"{name} is {values!r}; expected a list of numbers, or None for all") from None
+
+
+def sides(name: str, value: Any) -> tuple[int, int]:
+    """Height and width that a caller gave."""
+    try:
+        height, width = map(operator.index, value)
+    except (TypeError, ValueError):
+        height = width = 0
+    if height < 1 or width < 1:
+        raise Error(f"{name} is {value!r}; expected (height, width), whole numbers from 1 on")
+    return height, width

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from . import ops
-from .errors import Error
+from .errors import Error, sides, whole
 from .mask import Tables, ViolinMask
 
 #: Bytes of float32 tables that layers build in one call; 0: each layer its own.
@@ -72,18 +72,20 @@ class GridRecorder:
     hooked: it is, so that a call with another number of patches is an error. Without, layers on their own take a square.
 
     Activation checkpointing runs layers again in the backward pass, when a later call may have recorded its grid. The
-    transformer's output therefore tells which grid its backward pass belongs to. Where layers run outside of the
-    transformer's own forward(), the grid is that of the calls whose graphs are alive, and must be the same for all.
+    transformer's output, and what the norm behind the layers is given, therefore tell which grid their backward pass belongs
+    to. Where layers run without either, the grid is that of the calls whose graphs are alive, and must be the same for all.
     """
 
     def __init__(self, native: Sequence[int], prefix: int = 0, hooked: bool = False) -> None:
-        self.native = (int(native[0]), int(native[1]))
-        self.prefix = int(prefix)
+        self.native = sides("grid", native)
+        self.prefix = whole("prefix", prefix)
         self.hooked = hooked
         self.grid: tuple[int, int] = self.native
         self._thread = _OfThread()
         self._calls: weakref.WeakSet[_Call] = weakref.WeakSet()
-        self._untracked: set[tuple[int, int]] = set()  # of calls with gradients whose patches have none
+        # Of calls whose patches have no gradient: those on their way to the norm, by thread, and those that never came.
+        self._pending: dict[int, tuple[int, int]] = {}
+        self._untracked: set[tuple[int, int]] = set()
         self._replayed: dict[int, tuple[int, int]] = {}  # grids by the backward pass that is going on
         self.masks: list[ViolinMask] = []  # whose tables are made together, in the order of the layers
         self._passes: dict[int, _Pass] = {}  # that are going on, by thread
@@ -100,7 +102,7 @@ class GridRecorder:
             self._give(_product_type(output))
 
     def __getstate__(self) -> dict[str, Any]:
-        forgotten = {"_passes": {}, "_tracing": False, "_replayed": {}, "_thread": None, "_calls": None}
+        forgotten = {"_passes": {}, "_tracing": False, "_replayed": {}, "_pending": {}, "_thread": None, "_calls": None}
         return {**self.__dict__, **forgotten}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -120,15 +122,17 @@ class GridRecorder:
         """Its forward hook."""
         if not torch.compiler.is_compiling():
             self._passes.pop(threading.get_ident(), None)
-            grid = self._thread.grid
-            for part in _tensors(output) if grid is not None else ():
-                if part.grad_fn is not None:
-                    part.grad_fn.register_prehook(functools.partial(self._replay, grid))
-        self.release(module, args)
+            self._mark(output)
+        self._release()
 
-    def release(self, module: nn.Module, args: Any) -> None:
-        """A forward pre-hook of what comes after the layers. The hooks of a compiled model itself are not in its graph, which
+    def leave(self, module: nn.Module, args: Any) -> None:
+        """A forward pre-hook of the norm behind the layers. The hooks of a compiled model itself are not in its graph, which
         would have to return tables that stay until :meth:`end`."""
+        if not torch.compiler.is_compiling():
+            self._mark(args)
+        self._release()
+
+    def _release(self) -> None:
         if self._tracing:
             self._tracing = False
             for mask in self.masks:
@@ -149,8 +153,6 @@ class GridRecorder:
                 return mask.tables(grid, self.prefix)
             current.grid, current.tables = grid, {}  # frees those before
             current.tables = dict(zip(group, mask.build_together(group[1:], grid, self.prefix)))
-            for other in group:
-                other.drop_tables()  # a fused optimiser changes parameters unseen
         return current.tables[mask]
 
     def _give(self, dtype: torch.dtype) -> None:
@@ -194,17 +196,33 @@ class GridRecorder:
         if torch.compiler.is_compiling():
             return
         self._thread.grid = self.grid
+        if torch._C._current_graph_task_id() != -1:  # the patches too are run again
+            self._replay(self.grid, None)
 
     def _track(self, patches: Tensor) -> None:
-        if patches.grad_fn is not None:
-            call = _Call(self.grid)
-            cast("dict[str, Any]", patches.grad_fn.metadata)["violin"] = call  # goes with the graph
-            self._calls.add(call)
-        elif torch.is_grad_enabled():
-            self._untracked.add(self.grid)
+        thread = threading.get_ident()
+        if thread in self._pending:
+            self._untracked.add(self._pending.pop(thread))
+        self._mark(patches)
+        if patches.grad_fn is None and torch.is_grad_enabled():
+            self._pending[thread] = self.grid
+
+    def _mark(self, tensors: Any) -> None:
+        """The backward pass of these belongs to the grid of this thread's call, or of the call that is run again."""
+        self._pending.pop(threading.get_ident(), None)
+        task = torch._C._current_graph_task_id()
+        grid = self._thread.grid if task == -1 else self._replayed.get(task)
+        if grid is None:
+            return
+        call = _Call(grid)
+        self._calls.add(call)
+        for tensor in _tensors(tensors):
+            if tensor.grad_fn is not None:
+                cast("dict[str, Any]", tensor.grad_fn.metadata)["violin"] = call  # goes with the graph
+                tensor.grad_fn.register_prehook(functools.partial(self._replay, grid))
 
     def _replay(self, grid: tuple[int, int], gradients: Any) -> None:
-        """Before the backward pass of a call's output."""
+        """From here on the backward pass that is going on is that of a call with this grid."""
         task = torch._C._current_graph_task_id()
         if task not in self._replayed:
             forget: Any = functools.partial(self._replayed.pop, task, None)
@@ -231,12 +249,13 @@ class GridRecorder:
         replayed = self._replayed.get(torch._C._current_graph_task_id())
         if replayed is not None and replayed[0] * replayed[1] == patches:
             return replayed
-        alive = {call.grid for call in self._calls} | self._untracked
+        alive = {call.grid for call in self._calls} | self._untracked | set(self._pending.values())
         fitting = [grid for grid in alive if grid[0] * grid[1] == patches]
         if len(fitting) > 1:
             raise Error(
                 f"{name}: activation checkpointing cannot tell which of several grids of {patches} patches a layer is run "
-                "again for; call the whole model, or run backward and drop the outputs before a forward of another shape"
+                "again for; call the model with its norm, or run backward and drop the outputs before a forward of "
+                "another shape"
             )
         if fitting or self.grid[0] * self.grid[1] == patches:
             return fitting[0] if fitting else self.grid
@@ -341,7 +360,7 @@ class _Masked(nn.Module):
 
     def set_grid(self, height: int, width: int) -> None:
         """The grid of the next calls, where no patch embedding tells it."""
-        self._grids.record(height, width)
+        self._grids.record(*sides("grid", (height, width)))
 
     def _tables(
         self, tokens: int, attn_mask: Tensor | None, is_causal: bool, qkv: Tensor, weights: bool, rate: float
@@ -418,7 +437,7 @@ class Attention(_Masked):
         prefix: int = 1,
     ) -> None:
         super().__init__()
-        if attn_head_dim is None and dim % num_heads:
+        if attn_head_dim is None and dim % whole("num_heads", num_heads, 1):
             raise Error(f"num_heads is {num_heads}; expected a divisor of dim, {dim}")
         if (qk_norm or scale_norm) and norm_layer is None:
             raise Error("norm_layer is None; qk_norm and scale_norm need one")
@@ -441,6 +460,10 @@ class Attention(_Masked):
         self.proj_drop = nn.Dropout(proj_drop)
         if isinstance(mask, dict):
             mask = ViolinMask(num_heads, grid=grid, device=device, **mask)
+        elif mask is not None and not isinstance(mask, ViolinMask):
+            raise Error(f"mask is a {type(mask).__name__}; expected a dict of ViolinMask's options, a ViolinMask or None")
+        elif mask is not None and mask.layer_heads != num_heads:
+            raise Error(f"mask is for {mask.layer_heads} heads; expected num_heads, {num_heads}")
         self._set_up(mask, GridRecorder(grid, prefix), "violin.Attention")
 
     @classmethod

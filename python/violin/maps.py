@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from .errors import Error
+from .errors import Error, numbers
 from .layers import Attention, GridRecorder, MapRequest, MultiheadAttention, PairAttention
 from .plugging import Site, Structure, find, restore, sites, wrap
 
@@ -34,14 +35,17 @@ def _token(query: Query, grid: tuple[int, int], prefix: int) -> int:
             raise Error("the query is 'class', and the model has no class token")
         return 0
     if isinstance(query, (tuple, list)):
-        row, column = int(query[0]), int(query[1])
-        if not (0 <= row < grid[0] and 0 <= column < grid[1]):
-            raise Error(f"the query patch ({row}, {column}) is outside of the grid, {grid[0]}x{grid[1]}")
-        return prefix + row * grid[1] + column
+        if len(query) != 2 or not (0 <= query[0] < grid[0] and 0 <= query[1] < grid[1]):
+            raise Error(f"the query patch {query!r} is no (row, column), or outside of the grid, {grid[0]}x{grid[1]}")
+        return prefix + int(query[0]) * grid[1] + int(query[1])
     count = prefix + grid[0] * grid[1]
-    if isinstance(query, str) or not 0 <= int(query) < count:
+    try:
+        token = operator.index(query)  # type: ignore[arg-type]
+    except TypeError:
+        token = -1
+    if not 0 <= token < count:
         raise Error(f"the query is {query!r}; expected a token from 0 to {count - 1}, (row, column) or 'class'")
-    return int(query)
+    return token
 
 
 @torch.no_grad()
@@ -60,19 +64,19 @@ def attention_maps(
     structure = find(model)
     grid = _grid(structure, images)
     patch = isinstance(queries, tuple) and len(queries) == 2 and all(isinstance(q, int) for q in queries)
-    one = patch or isinstance(queries, (int, str))
+    one = patch or isinstance(queries, str) or not isinstance(queries, Iterable)
     asked = cast("list[Query]", [queries] if one else list(cast("Sequence[Query]", queries)))
     if not asked:
         raise Error("queries are empty; expected at least one")
     tokens = torch.tensor([_token(query, grid, structure.prefix) for query in asked], device=images.device)
     places = sites(structure)
-    wanted = sorted(set(range(len(places)) if blocks is None else blocks))
+    wanted = sorted(set(range(len(places)) if blocks is None else numbers("blocks", blocks)))
     if wanted and not 0 <= wanted[0] <= wanted[-1] < len(places):
         raise Error(f"blocks are {wanted}; expected numbers from 0 to {len(places) - 1}")
-    numbers = None if heads is None else [int(head) for head in heads]
-    if numbers is not None and (not numbers or min(numbers) < 0):
-        raise Error(f"heads are {numbers}; expected numbers from 0 on, at least one, or None for all")
-    chosen = None if numbers is None else torch.tensor(numbers, device=images.device)
+    picked = None if heads is None else numbers("heads", heads)
+    if picked is not None and (not picked or min(picked) < 0):
+        raise Error(f"heads are {picked}; expected numbers from 0 on, at least one, or None for all")
+    chosen = None if picked is None else torch.tensor(picked, device=images.device)
 
     recorder = GridRecorder(structure.grid, structure.prefix)
     borrowed: list[Site] = []  # vanilla layers, wrapped for this call
@@ -87,8 +91,8 @@ def attention_maps(
                     request = MapRequest(site.child)
                     hooks.append(site.parent.register_forward_pre_hook(request, with_kwargs=True))
             layer = cast(Attention, site.module)
-            if numbers is not None and max(numbers) >= layer.num_heads:
-                raise Error(f"heads are {numbers}; {site.name} has heads 0 to {layer.num_heads - 1}")
+            if picked is not None and max(picked) >= layer.num_heads:
+                raise Error(f"heads are {picked}; {site.name} has heads 0 to {layer.num_heads - 1}")
             layer._request = (tokens, chosen)
         model(images)
         return {index: cast(Tensor, cast(Attention, places[index].module)._rows) for index in wanted}

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from . import curves as curve_module
 from . import ops
 from .config import ADDING, MaskConfig
-from .errors import Error
+from .errors import Error, sides, whole
 
 _KEPT_GRIDS = 16  # per layer
 
@@ -70,6 +71,8 @@ def _mixed(x: int) -> int:
 
 def generator_for(seed: int, name: str) -> torch.Generator:
     """The C++ library's generator of a parameter's initial values: equal seeds and names give equal values there."""
+    if not isinstance(seed, int):
+        raise Error(f"seed is {seed!r}; expected a whole number, or None for torch's generator")
     state = _mixed(seed % 2**64)
     for byte in name.encode():
         state = _mixed(state ^ byte)
@@ -91,9 +94,20 @@ def _in_full(parameter: Tensor) -> Tensor:
     return parameter if parameter.dtype == torch.float64 else parameter.float()
 
 
-#: Parameters that tables were made from, with their addresses and versions. The tensors are held, so that no other can come
-#: to have their address.
-_State = list[tuple[Tensor, int, int]]
+#: Parameters that tables were made from, with their addresses and versions, and the steps of optimisers until then. The
+#: tensors are held, so that no other can come to have their address.
+_State = list[tuple[Tensor, int, int, int]]
+
+_steps = 0
+
+
+def _stepped(*_: Any) -> None:
+    """After a step of any optimiser: fused ones change parameters and leave their versions as they were."""
+    global _steps
+    _steps += 1
+
+
+register_optimizer_step_post_hook(_stepped)
 
 
 def _same(one: _State, other: _State) -> bool:
@@ -110,9 +124,9 @@ class ViolinMask(nn.Module):
     where the decay is fixed; ``alpha`` [h]; ``curve_weight`` [C,h]; ``prefix_beta`` or ``prefix_rate`` [h].
 
     In training, tables are built in each call, with gradients. In evaluation without gradients they are built once per grid
-    and kept until train(), eval(), to(), load_state_dict() or an assignment, up to ``table_limit`` bytes. Compiled code
-    builds them in each call, unless :meth:`freeze` has made them constants. In 16 bits on a GPU, layers take
-    :meth:`build_packed` instead wherever it applies: nothing is kept there.
+    and kept until train(), eval(), to(), load_state_dict(), an assignment or, for parameters that require a gradient, an
+    optimiser's step, up to ``table_limit`` bytes. Compiled code builds them in each call, unless :meth:`freeze` has made
+    them constants. In 16 bits on a GPU, layers take :meth:`build_packed` instead wherever it applies: nothing is kept there.
 
     >>> mask = ViolinMask(heads=2, curves="hilbert", grid=(4, 4), init="identity")
     >>> sorted(dict(mask.named_parameters()))
@@ -154,7 +168,7 @@ class ViolinMask(nn.Module):
     ) -> None:
         super().__init__()
         self.config = MaskConfig(
-            curves=curves if isinstance(curves, str) else tuple(curves),
+            curves=curves,
             strategy=strategy,
             decay=decay,
             decay_per_axis=decay_per_axis,
@@ -163,15 +177,13 @@ class ViolinMask(nn.Module):
             prefix_decay=prefix_decay,
             init=init,
             parameterisation=parameterisation,
-            heads=None if masked_heads is None else tuple(masked_heads),
+            heads=masked_heads,
         )
-        self.layer_heads = int(heads)
-        if self.layer_heads < 1:
-            raise Error(f"heads is {heads}; expected 1 or more")
-        self.masked_heads = self.config.heads or tuple(range(self.layer_heads))
+        self.layer_heads = whole("heads", heads, 1)
+        self.masked_heads = tuple(self.config.heads or range(self.layer_heads))
         if not all(0 <= head < self.layer_heads for head in self.masked_heads):
             raise Error(f"heads are {list(self.masked_heads)}; expected numbers from 0 to {self.layer_heads - 1}")
-        self.grid = (int(grid[0]), int(grid[1]))
+        self.grid = sides("grid", grid)
         self.curve_names = tuple(self.config.names)
         self._curve_list = ",".join(self.curve_names)
         self._kind = f"{self.config} {self.layer_heads} {self.grid}"
@@ -346,7 +358,7 @@ class ViolinMask(nn.Module):
         return self._mask(self._values(), grid, prefix)
 
     def _mask(self, values: _Values, grid: Sequence[int], prefix: int) -> Tensor:
-        height, width = grid
+        (height, width), prefix = sides("grid", grid), whole("prefix", prefix)
         log_space = self.config.strategy == "log"
         if not self.curve_names:
             tokens = prefix + height * width
@@ -407,8 +419,6 @@ class ViolinMask(nn.Module):
     def build_packed(self, grid: Sequence[int], prefix: int, dtype: torch.dtype) -> Tables:
         """build() with the gain as the attention operators read it on a GPU, and they alone: about as fast as packing a
         table is, so that nothing has to be kept."""
-        if self._kept and not torch.compiler.is_compiling() and self._needs_gradient():
-            self.drop_tables()  # a fused optimiser changes parameters unseen
         values = self._values()
         decay = self._log_decay(values)
         ranks = curve_module.coordinates(self._curve_list, int(grid[0]), int(grid[1]), decay.device)
@@ -439,13 +449,11 @@ class ViolinMask(nn.Module):
 
     def tables(self, grid: Sequence[int], prefix: int = 0) -> Tables:
         """Tables for prefix + height*width tokens, kept ones where nothing changed."""
-        key = (grid[0], grid[1], prefix)
+        key = (*sides("grid", grid), whole("prefix", prefix))
         frozen = self._frozen.get(key)
         if frozen is not None:
             return frozen
         if self.builds(grid, prefix):
-            if self._kept and not torch.compiler.is_compiling():
-                self.drop_tables()  # a fused optimiser changes parameters unseen
             return self.build(grid, prefix)
         state = self._state()
         everything = dict(self._kept)  # replaced as a whole: other threads may be here too
@@ -468,7 +476,8 @@ class ViolinMask(nn.Module):
         if (grid[0], grid[1], prefix) in self._frozen:
             return False
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-        return traced or self.training or self._needs_gradient()
+        # Changes of parameters that were made in inference mode have no versions.
+        return traced or self.training or self._needs_gradient() or any(t.is_inference() for t in self._sources())
 
     # -- kept tables ---------------------------------------------------------------------------------------------------
 
@@ -479,10 +488,10 @@ class ViolinMask(nn.Module):
         sequences, for this type alone."""
         if dtype not in (None, torch.float16, torch.bfloat16):
             raise Error(f"freeze: dtype is {dtype}; expected torch.float16, torch.bfloat16 or None")
+        key = (*sides("grid", grid), whole("prefix", prefix))
         if not self._frozen:
             self._thawed = {name: parameter.requires_grad for name, parameter in self.named_parameters()}
         self.requires_grad_(False)
-        key = (int(grid[0]), int(grid[1]), int(prefix))
         self._frozen[key] = self._constant(key, dtype)
         self._frozen_types[key] = dtype
 
@@ -513,7 +522,7 @@ class ViolinMask(nn.Module):
     def _built_plainly(self, grid: Sequence[int], prefix: int) -> Tables:
         # Ordinary tensors even inside an inference-mode block, so that later calls may use them anywhere.
         with torch.inference_mode(False), torch.no_grad():
-            return self.build((int(grid[0]), int(grid[1])), prefix)
+            return self.build(grid, prefix)
 
     def _constant(self, key: tuple[int, int, int], dtype: torch.dtype | None) -> Tables:
         """What freeze() keeps."""
@@ -525,9 +534,11 @@ class ViolinMask(nn.Module):
     def _needs_gradient(self) -> bool:
         return torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.parameters())
 
+    def _sources(self) -> list[Tensor]:
+        return [*self.parameters(), *([] if self.gamma is None else [self.gamma])]
+
     def _state(self) -> _State:
-        tensors = [t for t in (*self.parameters(), self.gamma) if t is not None]
-        return [(t, t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
+        return [(t, t.data_ptr(), t._version, _steps if t.requires_grad else 0) for t in self._sources()]
 
     def _changed(self) -> None:
         self.drop_tables()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from . import _library  # noqa: F401  the operators
-from .curves import Curves
+from .curves import Curves, text
 from .errors import Error
 
 #: Ways to combine a mask M with attention logits A: see :func:`compose`.
@@ -87,10 +87,16 @@ def packs_gains() -> bool:
     return _packs_gains()
 
 
+def _check_gpu(name: str, tensor: Tensor) -> None:
+    if not tensor.is_cuda and not tensor.is_meta:
+        raise Error(f"{name}: the tensors are on {tensor.device}; expected a GPU (elsewhere attention takes a table)")
+
+
 def pack_gain(gain: Tensor, dtype: torch.dtype) -> Tensor:
     """A gain on a GPU in the 16-bit form that the kernels read beside q, k, v of this type (float16 or bfloat16): about
     half as large for long sequences, and what the attention operators otherwise make of it in each call. It can be their
     ``gain``, without gradient."""
+    _check_gpu("pack_gain", gain)
     return torch.ops.violin._pack_gain(gain, gain.new_empty((), dtype=dtype))
 
 
@@ -148,13 +154,14 @@ def decay_gain(
 
     One axis (ranks [C,N], [C,1,N] or [G,C,1,N]), each rank from 0 to 2**23 - 1, parameters in float32.
     """
+    _check_gpu("decay_gain", log_decay)
     return torch.ops.violin._decay_gain(ranks, log_decay, weight, prefix, prefix_decay, alpha, plus_one, dtype)
 
 
 def curve_ranks(curves: Curves, grid: Sequence[int], device: torch.device | str | None = None) -> Tensor:
     """Ranks of curves on a grid (height, width) or (frames, height, width), ready for decay_mask: int32 [C,A,N]."""
-    text = curves if isinstance(curves, str) else ",".join(curves)
-    return torch.ops.violin.curve_ranks(text, list(grid), device=torch.device(device) if device is not None else None)
+    where = torch.device(device) if device is not None else None
+    return torch.ops.violin.curve_ranks(text(curves), list(grid), device=where)
 
 
 def check_strategy(name: str) -> str:

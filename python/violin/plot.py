@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from . import curves as curve_module
-from .errors import Error
+from .errors import Error, sides, whole
 from .mask import ViolinMask
 from .plugging import masks as model_masks
 
@@ -21,7 +21,7 @@ except ImportError as error:
 
 
 def _panels(count: int, columns: int, size: float = 2.2) -> tuple[Any, list[Any]]:
-    columns = min(columns, count)
+    columns = min(whole("columns", columns, 1), count)
     rows = -(-count // columns)
     figure, axes = plt.subplots(
         rows, columns, figsize=(size * columns, size * rows), squeeze=False, layout="constrained"
@@ -38,7 +38,7 @@ def curves(names: str | Sequence[str] = "violin", grid: Sequence[int] = (14, 14)
     if not chosen:
         raise Error("no curves are named; expected a set, a name or several")
     figure, axes = _panels(len(chosen), columns)
-    height, width = grid
+    height, width = sides("grid", grid)
     for axis, name in zip(axes, chosen):
         ranks = curve_module.ranks(name, grid)
         if ranks.dim() != 1:
@@ -59,11 +59,19 @@ def mask(
     columns: int = 4,
 ) -> Any:
     """The mask around one patch (row, column), a panel per head. source: a mask, or tables [h,P+N,P+N]."""
-    height, width = grid
-    if not (0 <= at[0] < height and 0 <= at[1] < width):
-        raise Error(f"the patch ({at[0]}, {at[1]}) is outside of the grid, {height}x{width}")
+    height, width = sides("grid", grid)
+    tokens = whole("prefix", prefix) + height * width
+    if not isinstance(at, Sequence) or len(at) != 2 or not (0 <= at[0] < height and 0 <= at[1] < width):
+        raise Error(f"at is {at!r}; expected (row, column) of a patch in the grid, {height}x{width}")
+    if not isinstance(source, (ViolinMask, Tensor)):
+        raise Error(f"source is a {type(source).__name__}; expected a ViolinMask or tables [heads,tokens,tokens]")
     with torch.no_grad():
         table = source.mask(grid, prefix) if isinstance(source, ViolinMask) else source
+    if table.dim() != 3 or table.shape[1:] != (tokens, tokens):
+        raise Error(
+            f"the tables are {list(table.shape)}; expected [heads, {tokens}, {tokens}] for a grid of {height}x{width} and "
+            f"prefix={prefix}: give the grid and the prefix that they were made for"
+        )
     token = prefix + int(at[0]) * width + int(at[1])
     rows = table[:, token, prefix:].detach().float().cpu().view(-1, height, width)
     heads = source.masked_heads if isinstance(source, ViolinMask) else range(len(rows))

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from .config import MaskConfig
-from .errors import Error
+from .errors import Error, sides
 from .layers import Attention, GridRecorder, MapRequest, MultiheadAttention, PairAttention
 from .mask import ViolinMask, from_config
 
@@ -73,6 +74,8 @@ def _described(name: str, module: nn.Module) -> str:
 def find(model: nn.Module, grid: Sequence[int] | None = None) -> Structure:
     """The vision transformer that the model is, or that is inside it; inside wrappers of training too. grid: its own,
     where the model does not say."""
+    if not isinstance(model, nn.Module):
+        raise Error(f"the model is a {type(model).__name__}; expected a torch.nn.Module")
     wrapped = unwrapped(model)
     if wrapped is not model:
         return find(wrapped, grid)
@@ -186,6 +189,10 @@ def wrap(site: Site, mask: ViolinMask | None, grids: GridRecorder) -> Attention 
     """A layer for a site, on the weights of the one that stands there; checked against it."""
     module = site.module
     objection = _objection(module)
+    if isinstance(module, nn.MultiheadAttention) and mask is not None:
+        computed = [name for name in ("in_proj_weight", "in_proj_bias") if name not in module._parameters]
+        if computed:
+            objection = f"has a parametrised {computed[0]}; plug the model first and parametrise it afterwards"
     if objection:
         raise Error(f"{_described(site.name, module)} cannot be plugged: it {objection}")
     if isinstance(module, nn.MultiheadAttention):
@@ -274,7 +281,7 @@ def plug(
     Nothing is changed where a layer cannot be plugged: the error names it.
     """
     config = MaskConfig(
-        curves=curves if isinstance(curves, str) else tuple(curves),
+        curves=curves,
         strategy=strategy,
         decay=decay,
         decay_per_axis=decay_per_axis,
@@ -283,8 +290,8 @@ def plug(
         prefix_decay=prefix_decay,
         init=init,
         parameterisation=parameterisation,
-        blocks=None if blocks is None else tuple(blocks),
-        heads=None if heads is None else tuple(heads),
+        blocks=blocks,  # type: ignore[arg-type]  # any iterable: it becomes a tuple
+        heads=heads,  # type: ignore[arg-type]
     )
     return plug_config(model, config, grid=grid, seed=seed, table_limit=table_limit)
 
@@ -300,10 +307,11 @@ def plug_config(
     """plug() with options in a MaskConfig."""
     if unwrapped(model) is not model:
         raise Error(f"the model is inside of {type(model).__name__} already; plug it first, then wrap or compile it")
-    structure = find(model, grid)
+    structure = find(model, None if grid is None else sides("grid", grid))
+    places = sites(structure)
+    _refuse_built_in(places)
     if is_plugged(structure.vit):
         raise Error("the model has a mask already; violin.unplug(model) takes it out")
-    places = sites(structure)
     for block in config.blocks or ():
         if not 0 <= block < len(places):
             raise Error(f"blocks are {list(config.blocks or ())}; expected numbers from 0 to {len(places) - 1}")
@@ -331,10 +339,20 @@ def plug_config(
     structure.vit.register_forward_pre_hook(grids.begin)
     structure.patches.register_forward_hook(grids)
     if isinstance(structure.norm, nn.Module):
-        structure.norm.register_forward_pre_hook(grids.release)
+        structure.norm.register_forward_pre_hook(grids.leave)
     structure.vit.register_forward_hook(grids.end, always_call=True)
     structure.vit._violin = Plugged(config, grids)  # type: ignore[assignment]
     return model
+
+
+def _refuse_built_in(places: list[Site]) -> None:
+    for site in places:
+        layer = site.module
+        if isinstance(layer, Attention) and layer.violin is not None and not layer._original:
+            raise Error(
+                f"{_described(site.name, layer)} was built with a mask, not plugged; set its attribute violin to None, which "
+                "leaves plain attention"
+            )
 
 
 def restore(site: Site) -> None:
@@ -351,9 +369,17 @@ def restore(site: Site) -> None:
 def unplug(model: nn.Module) -> nn.Module:
     """Takes the masks out, in place: the original attention modules come back, with the weights as they are now."""
     structure = find(model)
-    for site in sites(structure):
-        if isinstance(site.module, (Attention, MultiheadAttention)) and site.module._original:
-            restore(site)
+    places = sites(structure)
+    _refuse_built_in(places)
+    places = [site for site in places if isinstance(site.module, (Attention, MultiheadAttention)) and site.module._original]
+    for site in places:
+        if is_parametrized(site.module):
+            raise Error(
+                f"{_described(site.name, site.module)} has parametrised weights, and the original layer has not; call "
+                "torch.nn.utils.parametrize.remove_parametrizations first"
+            )
+    for site in places:
+        restore(site)
     for module in structure.vit.modules():
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
             owners = {key: getattr(hook, "__self__", hook) for key, hook in hooks.items()}
@@ -407,7 +433,7 @@ def param_groups(
 def _patch_grid(structure: Structure, image_size: int | Sequence[int] | None) -> tuple[int, int]:
     if image_size is None:
         return structure.grid
-    size = _pair(image_size)
+    size = (image_size, image_size) if isinstance(image_size, int) else sides("image_size", image_size)
     patch = _pair(cast(Any, structure.patches).stride)
     if getattr(getattr(structure.vit, "patch_embed", None), "dynamic_img_pad", False):
         return -(-size[0] // patch[0]), -(-size[1] // patch[1])

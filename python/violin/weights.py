@@ -230,6 +230,8 @@ def save(
     for index, (_, mask) in _indexed_masks(model):
         if mask.rate is not None and mask.grid != native:  # the unit of rate belongs to the model's own grid
             tensors[f"blocks.{index}.attn.violin.rate"] = mask.rate_for(native)
+    if classes is not None and (isinstance(classes, str) or not isinstance(classes, Sequence)):
+        raise Error(f"classes is {classes!r}; expected a list of names, in the order of the logits")
     if classes is not None and config["num_classes"] != len(classes):
         raise Error(f"{len(classes)} class names for a model of {config['num_classes']} classes")
     metadata = {"violin.model": json.dumps(config), "violin.version": VERSION}
@@ -357,9 +359,14 @@ def translate(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-def _guessed(weights: Mapping[str, Tensor], curves: str | Sequence[str] | None, strategy: str) -> MaskConfig:
+def _guessed(
+    weights: Mapping[str, Tensor], heads: int, curves: str | Sequence[str] | None, strategy: str
+) -> MaskConfig:
     """The mask that weights without a description have."""
     ours = {name.rsplit(".", 1)[-1]: value for name, value in weights.items() if ".attn.violin." in name}
+    masked = min((0, *value.shape)[-1] for value in ours.values())
+    if masked < heads:
+        raise Error(f"the weights have masks for {masked} of {heads} heads; say which, plug(model, heads=[...]) first")
     shape = next((ours[name].shape for name in ("beta", "rate", "gamma") if name in ours), None)
     count = 0 if shape is None else int(shape[0])
     if curves is None:
@@ -373,7 +380,7 @@ def _guessed(weights: Mapping[str, Tensor], curves: str | Sequence[str] | None, 
     blocks = sorted({int(name.split(".")[1]) for name in weights if ".attn.violin." in name})
     depth = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("blocks."))
     return MaskConfig(
-        curves=curves if isinstance(curves, str) else tuple(curves),
+        curves=curves,
         strategy=strategy,
         decay=float(ours["gamma"].flatten()[0]) if "gamma" in ours else None,
         decay_per_axis=shape is not None and len(shape) == 3,
@@ -392,7 +399,8 @@ def load_state(
     curves: str | Sequence[str] | None = None,
     strategy: str = "mul_v1",
 ) -> dict[str, Any]:
-    """Loads weights into a model: files of this package and of the C++ binary, published Violin weights, timm's.
+    """Loads weights into a model: files of this package and of the C++ binary, published Violin weights, timm's, and those
+    of the model's own class.
 
     source: a .safetensors or .pth file, or a state dict. A model without masks gets those that the weights have: as the file
     describes them, else told from the tensors, ``curves`` and ``strategy``. strict: every parameter is there and no other,
@@ -400,14 +408,15 @@ def load_state(
     Returns what the file says about itself: ``model``, ``preprocessing``, ``classes``.
     """
     raw, metadata = _read(source)
-    weights = translate(_unwrap(raw))
+    structure = find(model)
+    weights = {_canonical(structure, name): value for name, value in translate(_unwrap(raw)).items()}
     about = {key: _parsed("violin." + key, metadata["violin." + key]) for key in _ABOUT if "violin." + key in metadata}
     described = about.get("model") or {}
-    structure = find(model)
     own = _mask_config(structure)
     described_mask = MaskConfig.from_json(described["violin"]) if described.get("violin") else None
     if own is None and any(".attn.violin." in name for name in weights):
-        plug_config(model, described_mask or _guessed(weights, curves, strategy))
+        heads = int(cast(Any, sites(structure)[0].module).num_heads)
+        plug_config(model, described_mask or _guessed(weights, heads, curves, strategy))
         try:
             _put(model, weights, _native(described) if described else None, strict)
         except Error:

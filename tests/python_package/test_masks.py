@@ -193,6 +193,31 @@ def test_optimisers_that_hide_their_step_do_not_leave_stale_tables():
         assert not torch.equal(mask.tables((3, 3)).gain, before)
 
 
+def test_tables_that_are_kept_between_a_backward_pass_and_a_hidden_step_are_not_used_after_it():
+    mask = violin.ViolinMask(2, init="spread", grid=(3, 3)).eval()
+    optimiser = torch.optim.AdamW(mask.parameters(), lr=0.1, fused=True)
+    mask.tables((3, 3)).gain.sum().backward()
+    with torch.no_grad():
+        before = mask.tables((3, 3)).gain.clone()
+        versions = [p._version for p in mask.parameters()]
+        optimiser.step()
+        assert versions == [p._version for p in mask.parameters()]  # or this test tests nothing
+        kept = mask.tables((3, 3)).gain
+        assert not torch.equal(kept, before) and mask.tables((3, 3)).gain is kept
+        mask.requires_grad_(False)  # a teacher: the optimiser of another model is none of its business
+        kept = mask.tables((3, 3)).gain
+        optimiser.step()
+        assert mask.tables((3, 3)).gain is kept
+
+
+def test_parameters_made_in_inference_mode_can_change():
+    with torch.inference_mode():
+        mask = violin.ViolinMask(2, init="spread", grid=(3, 3)).eval()
+        before = mask.tables((3, 3)).gain
+        mask.alpha.mul_(2)
+        assert torch.equal(mask.tables((3, 3)).gain, 2 * before) and mask.kept_tables == 0
+
+
 def test_table_limit_bounds_what_is_kept():
     mask = violin.ViolinMask(2, init="spread", grid=(3, 3)).eval()
     mask.table_limit = 2 * 9 * 9 * 4
@@ -256,9 +281,25 @@ def test_mistakes_name_the_option():
         ({"masked_heads": [0, 0]}, "each once"),
         ({"masked_heads": []}, r"heads is \[\]"),
         ({"prefix_decay": "two"}, "prefix_decay is 'two'"),
+        ({"heads": 0}, "heads is 0; expected a whole number from 1 on"),
+        ({"heads": 2.5}, "heads is 2.5; expected a whole number"),
+        ({"masked_heads": 1}, "heads is 1; expected a list of numbers"),
+        ({"masked_heads": "01"}, "heads is '01'; expected a list of numbers"),
+        ({"masked_heads": [0.5]}, r"heads is \[0.5\]; expected a list of numbers"),
+        ({"curves": None}, "curves is None; expected a set, a name or a list"),
+        ({"curves": ["hilbert", 3]}, r"curves is \['hilbert', 3\]; expected a set"),
+        ({"decay": "0.5"}, "decay is '0.5'; expected None"),
+        ({"decay": True}, "decay is True; expected None"),
+        ({"alpha": 0.5}, "alpha is 0.5; expected True or False"),
+        ({"grid": (8,)}, r"grid is \(8,\); expected \(height, width\)"),
+        ({"grid": (8, 0)}, r"grid is \(8, 0\); expected \(height, width\)"),
+        ({"seed": 1.5}, "seed is 1.5; expected a whole number"),
+        ({"curves": "", "decay": 0.5}, "decay is 0.5; expected None where there is no curve"),
+        ({"curves": "", "decay_per_axis": True}, "decay_per_axis is True; expected False where there is no curve"),
+        ({"curves": [], "prefix_decay": "learned"}, "prefix_decay is 'learned'; expected 'one' where there is no curve"),
     ]:
         with pytest.raises(violin.Error, match=message):
-            violin.ViolinMask(2, **options)
+            violin.ViolinMask(**{"heads": 2, **options})
 
 
 def test_json_of_a_mask_comes_back():
@@ -297,9 +338,19 @@ def test_kept_tables_see_fused_optimisers_and_swapped_parameters():
             assert torch.equal(kept, expected), i
 
 
-def test_a_mask_needs_heads():
-    with pytest.raises(violin.Error, match="heads is 0"):
-        violin.ViolinMask(0)
+def test_mistakes_in_calls_name_the_argument():
+    mask, ranks = violin.ViolinMask(2, grid=(4, 4)), violin.curves.ranks("violin", (4, 4))
+    for call, message in [
+        (lambda: mask.tables((4,)), r"grid is \(4,\); expected \(height, width\)"),
+        (lambda: mask.tables((4, 4), "1"), "prefix is '1'; expected a whole number from 0 on"),
+        (lambda: mask.freeze(4), r"grid is 4; expected \(height, width\)"),
+        (lambda: violin.curves.ranks("hilbert", 8), "grid is 8; expected"),
+        (lambda: violin.ops.decay_gain(ranks, mask.log_decay()), "decay_gain: the tensors are on cpu; expected a GPU"),
+        (lambda: violin.ops.pack_gain(mask.tables((4, 4)).gain, torch.half), "pack_gain: the tensors are on cpu"),
+    ]:
+        with pytest.raises(violin.Error, match=message):
+            call()
+    assert mask.beta.requires_grad and not mask.frozen
 
 
 def test_parametrised_values_are_seen_and_thawed():

@@ -77,6 +77,16 @@ def test_pictures(tmp_path):
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
     assert len(figures["curves"].axes) == 8 and len(figures["decays"].axes) == 3
     assert [axis.get_title() for axis in figures["decays"].axes[:2]] == ["block 0", "block 1"]
+    tables = mask.mask((4, 4), 1)
+    for options, message in [
+        ({"source": tables, "grid": (4, 4)}, r"the tables are \[3, 17, 17\]; expected \[heads, 16, 16\].*and prefix=0"),
+        ({"source": tables, "grid": (3, 4), "prefix": 1}, r"expected \[heads, 13, 13\] for a grid of 3x4 and prefix=1"),
+        ({"source": tables[0], "grid": (4, 4), "prefix": 1}, r"the tables are \[17, 17\]"),
+        ({"source": model, "grid": (4, 4)}, "source is a TorchvisionTransformer; expected a ViolinMask"),
+        ({"source": mask, "grid": (4, 4), "at": (4, 0)}, r"at is \(4, 0\); expected \(row, column\)"),
+    ]:
+        with pytest.raises(violin.Error, match=message):
+            violin.plot.mask(**options)
     with pytest.raises(violin.Error, match="manhattan is a distance"):
         violin.plot.curves("manhattan", (3, 3))
     with pytest.raises(violin.Error, match="no masks"):

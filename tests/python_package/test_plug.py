@@ -13,6 +13,7 @@ import torch
 from models import FAMILIES, build, image_sizes
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrize
 
 import violin
 from violin._safetensors import load_file
@@ -322,7 +323,15 @@ def test_attention_maps(name, plugged):
             torch.testing.assert_close(maps[1][:, :, 1], model.get_last_selfattention(x)[:, :, 0])
     again = dict(model.named_modules())
     assert all(again[key] is value for key, value in modules.items()) and torch.equal(run(model, x), expected)
-    for bad, message in [((9, 0), "outside of the grid"), (500, "the query is 500"), ("cls", "'cls'")]:
+    for bad, message in [
+        ((9, 0), "outside of the grid"),
+        ([(1,)], r"the query patch \(1,\) is no \(row, column\)"),
+        (500, "the query is 500"),
+        (0.5, "the query is 0.5"),
+        ([0.5], "the query is 0.5"),
+        (None, "the query is None"),
+        ("cls", "'cls'"),
+    ]:
         with pytest.raises(violin.Error, match=message):
             violin.attention_maps(model, x, bad)
     with pytest.raises(violin.Error, match="blocks are"):
@@ -437,6 +446,8 @@ def test_chosen_heads_of_maps_keep_their_order():
         ({"heads": []}, r"heads are \[\]"),
         ({"heads": [3]}, r"heads are \[3\]; blocks.0.attn has heads 0 to 2"),
         ({"queries": []}, "queries are empty"),
+        ({"heads": 1}, "heads is 1; expected a list of numbers, or None for all"),
+        ({"blocks": 1}, "blocks is 1; expected a list of numbers, or None for all"),
     ]:
         with pytest.raises(violin.Error, match=message):
             violin.attention_maps(model, x, **options)
@@ -555,6 +566,74 @@ def test_plugged_on_the_meta_device(family):
             model.to_empty(device="cpu")
         model.load_state_dict(reference.state_dict(), assign=assign)
         torch.testing.assert_close(run(model.eval(), x), expected)
+
+
+def test_mistakes_in_options_name_them():
+    for options, message in [
+        ({"curves": None}, "curves is None; expected a set"),
+        ({"blocks": 0}, "blocks is 0; expected a list of numbers, or None for all"),
+        ({"init": "spread", "decay": "0.5"}, "decay is '0.5'; expected None"),
+        ({"grid": (8,)}, r"grid is \(8,\); expected \(height, width\)"),
+        ({"curves": "", "prefix_decay": "learned"}, "prefix_decay is 'learned'; expected 'one' where there is no curve"),
+    ]:
+        model = build("torchvision")
+        with pytest.raises(violin.Error, match=message):
+            violin.plug(model, **options)
+        assert not violin.is_plugged(model)
+    with pytest.raises(violin.Error, match="the model is a NoneType"):
+        violin.plug(None)
+    with pytest.raises(violin.Error, match=r"image_size is \(32,\); expected \(height, width\)"):
+        violin.freeze(violin.plug(build("torchvision")), (32,))
+    for options, message in [
+        ({"mask": "violin"}, "mask is a str; expected a dict of ViolinMask's options"),
+        ({"mask": violin.ViolinMask(3)}, "mask is for 3 heads; expected num_heads, 4"),
+        ({"num_heads": 0}, "num_heads is 0"),
+        ({"prefix": None}, "prefix is None; expected a whole number"),
+    ]:
+        with pytest.raises(violin.Error, match=message):
+            violin.Attention(**{"dim": 32, "num_heads": 4, **options})
+
+
+def test_blocks_and_heads_may_come_from_any_iterable():
+    model = violin.plug(build("vit"), blocks=(i for i in (1,)), heads={2, 0})
+    ((name, mask),) = violin.masks(model)
+    assert name == "blocks.1.attn.violin" and mask.masked_heads == (0, 2)
+
+
+def test_masks_that_a_model_was_built_with_are_not_plugged_ones():
+    model = violin.plug(build("vit"), blocks=[0])
+    model.blocks[1].attn = violin.Attention(24, 3, qkv_bias=True, mask={}, grid=(4, 4))
+    for function in (violin.plug, violin.unplug):
+        with pytest.raises(violin.Error, match=r"blocks\.1\.attn \(Attention\) was built with a mask.*violin to None"):
+            function(model)
+    assert len(list(violin.masks(model))) == 2
+    model.blocks[1].attn.violin = None  # as the message says
+    assert not violin.is_plugged(violin.unplug(model))
+    violin.plug(model)
+
+
+class Doubled(nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+@pytest.mark.parametrize("name", ["in_proj_weight", "in_proj_bias"])
+def test_parametrised_projections_are_not_taken_for_constants(name):
+    model, x = build("torchvision").eval(), images((32, 32))
+    layer = model.encoder.layers[1].self_attention
+    parametrize.register_parametrization(layer, name, Doubled())
+    with pytest.raises(violin.Error, match=rf"encoder_layer_1\.self_attention .*parametrised {name}; plug the model first"):
+        violin.plug(model)
+    assert violin.attention_maps(model, x)[1].shape == (2, 3, 1, 17)
+    parametrize.remove_parametrizations(layer, name)
+    layer = violin.plug(model).encoder.layers[1].self_attention
+    parametrize.register_parametrization(layer, name, Doubled())
+    expected = run(model, x)
+    with pytest.raises(violin.Error, match=r"encoder_layer_1\.self_attention .*remove_parametrizations first"):
+        violin.unplug(model)
+    assert torch.equal(run(model, x), expected)
+    parametrize.remove_parametrizations(layer, name)
+    torch.testing.assert_close(run(violin.unplug(model), x), expected)
 
 
 def test_a_wrapped_projection_is_named_with_a_remedy():

@@ -139,20 +139,54 @@ def test_checkpointing_knows_shapes_apart_where_a_model_returns_two_outputs(timm
     close(gradients(both, model, *crops), expected, rtol=1e-5)
 
 
+def frozen_up_to_the_blocks(model, frozen):
+    for part in (model.patch_embed, model.cls_token, model.pos_embed):
+        part.requires_grad_(not frozen)
+    return model
+
+
 @pytest.mark.parametrize("frozen", [False, True])
-def test_checkpointing_outside_of_forward_refuses_to_guess_between_shapes_of_equal_size(frozen, timm):
-    model = violin.plug(build("dynamic"), init="spread")
+def test_checkpointing_of_features_knows_shapes_of_equal_size_apart(frozen, timm):
+    model = frozen_up_to_the_blocks(violin.plug(build("dynamic"), init="spread"), frozen)
     one, other = torch.randn(1, 3, 48, 24), torch.randn(1, 3, 24, 48)
-    model.patch_embed.requires_grad_(not frozen)
-    model.cls_token.requires_grad_(not frozen)
-    model.pos_embed.requires_grad_(not frozen)
-    expected = gradients(model.forward_features, model, one)
+    steps = [(one,), (other,), (one, other), (other, one), (one,)]
+    expected = [gradients(model.forward_features, model, *step) for step in steps]
     model.set_grad_checkpointing()
-    close(gradients(model.forward_features, model, one), expected, rtol=1e-5)
+    for step, values in zip(steps, expected):
+        close(gradients(model.forward_features, model, *step), values, rtol=1e-5)
+    assert not model._violin.grids._pending and not model._violin.grids._untracked
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("nested", [False, True])
+def test_checkpointing_of_everything_knows_shapes_of_equal_size_apart(reentrant, nested, timm):
+    model = violin.plug(build("dynamic"), init="spread")
+    one, other = torch.randn(1, 3, 48, 24, requires_grad=True), torch.randn(1, 3, 24, 48, requires_grad=True)
+    for function in (model, model.forward_features):
+        model.set_grad_checkpointing(False)
+        expected = gradients(function, model, one, other)
+        model.set_grad_checkpointing(nested)
+        again = gradients(lambda x: checkpoint(function, x, use_reentrant=reentrant), model, one, other)
+        close(again, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_checkpointing_without_the_norm_refuses_to_guess_between_shapes_of_equal_size(frozen, timm):
+    model = frozen_up_to_the_blocks(violin.plug(build("dynamic"), init="spread"), frozen)
+    one, other = torch.randn(1, 3, 48, 24), torch.randn(1, 3, 24, 48)
+
+    def blocks(x, again=True):
+        tokens = model._pos_embed(model.patch_embed(x))
+        for block in model.blocks:
+            tokens = checkpoint(block, tokens, use_reentrant=False) if again else block(tokens)
+        return tokens
+
+    expected = gradients(lambda x: blocks(x, again=False), model, one)
+    close(gradients(blocks, model, one), expected, rtol=1e-5)
     with pytest.raises(violin.Error, match=r"blocks\.1\.attn: activation checkpointing cannot tell"):
-        gradients(model.forward_features, model, one, other)
+        gradients(blocks, model, one, other)
     if not frozen:  # the graphs are gone
-        close(gradients(model.forward_features, model, one), expected, rtol=1e-5)
+        close(gradients(blocks, model, one), expected, rtol=1e-5)
 
 
 def test_dynamic_export_says_what_to_do(timm):

@@ -112,6 +112,23 @@ def test_files_hold_timm_names_whatever_the_model(tmp_path, timm):
     assert torch.equal(run(fresh, x), run(model, x))
 
 
+@pytest.mark.parametrize("name", ["vit", "torchvision", "dino"])
+def test_state_dicts_with_the_names_of_the_models_own_class(name):
+    model, fresh = violin.plug(build(name), init="none").eval(), build(name).eval()
+    violin.load_state(fresh, {"model": model.state_dict(), "epoch": 3})
+    x = torch.randn(2, 3, 32, 32)
+    assert torch.equal(run(fresh, x), run(model, x))
+
+
+def test_masks_in_some_heads_are_asked_for_where_no_file_describes_them():
+    model, fresh = violin.plug(build("vit"), init="none", heads=[0, 2]).eval(), build("vit").eval()
+    with pytest.raises(violin.Error, match=r"masks for 2 of 3 heads; say which, plug\(model, heads="):
+        violin.load_state(fresh, model.state_dict())
+    violin.load_state(violin.plug(fresh, init="none", heads=[0, 2]), model.state_dict())
+    x = torch.randn(2, 3, 32, 32)
+    assert torch.equal(run(fresh, x), run(model, x))
+
+
 def test_dino_weights_round_trip(tmp_path):
     model, fresh = violin.plug(build("dino"), init="none").eval(), build("dino").eval()
     violin.save(model, tmp_path / "m.safetensors")
@@ -204,6 +221,11 @@ def test_weights_that_do_not_fit_are_named(tmp_path):
         violin.load_state(build("torchvision"), {"blocks.0.attn.violin.beta": torch.zeros(5, 3)}, strict=False)
     with pytest.raises(violin.Error, match="ai_list.0 is missing"):
         violin.translate({"blocks.0.attn.ai_list.1": torch.zeros(3)})
+    with pytest.raises(violin.Error, match=f"{tmp_path} cannot be written: Is a directory"):
+        violin.save(model, tmp_path)
+    assert not list(tmp_path.parent.glob("*.part"))
+    with pytest.raises(violin.Error, match="classes is 'abcde'; expected a list of names"):
+        violin.save(model, tmp_path / "m.safetensors", classes="abcde")
     (tmp_path / "evil.pth").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     with pytest.raises(violin.Error, match="evil.pth"):
         violin.load_state(model, tmp_path / "evil.pth")
