@@ -128,9 +128,9 @@ void add_bench(CLI::App& app) {
       ->check(CLI::IsMember({"float32", "bfloat16"}))
       ->capture_default_str();
   attention->add_option("--seconds", options->attention.seconds, "To spend on each shape")
-      ->check(CLI::PositiveNumber)
+      ->check(check_seconds)
       ->capture_default_str();
-  attention->add_option("--threads", options->threads, "Default: torch's")->check(CLI::PositiveNumber);
+  attention->add_option("--threads", options->threads, "Default: torch's")->check(CLI::Range(1, 1024));
   attention->add_flag("--no-formula", options->no_formula, "Leave out the slow plain formula");
   attention->add_flag("--json", options->json, "One JSON document on stdout");
   attention->callback([options] { run_attention(*options); });

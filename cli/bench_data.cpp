@@ -137,8 +137,8 @@ void run_data(DataOptions options) {
     print(nn::json_text(document, 2) + "\n");
     return;
   }
-  print(options.data + ": " + std::to_string(set.size()) + " images, to " + std::to_string(options.size) + "x" +
-        std::to_string(options.size) + "; images per second on one core\n");
+  print(printable(options.data) + ": " + std::to_string(set.size()) + " images, to " + std::to_string(options.size) +
+        "x" + std::to_string(options.size) + "; images per second on one core\n");
   char line[160];
   for (const Row& row : rows) {
     std::snprintf(line, sizeof line, "  %-10s %9.1f   %s\n", row.name, row.rate, row.meaning);
@@ -160,9 +160,7 @@ void add_bench_data(CLI::App& bench) {
       ->capture_default_str();
   verb->add_option("--workers,--threads", options->workers, "Of the loader; default: one per core")
       ->check(CLI::Range(1, 1024));
-  verb->add_option("--seconds", options->seconds, "To spend on each step")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  verb->add_option("--seconds", options->seconds, "To spend on each step")->check(check_seconds)->capture_default_str();
   verb->add_option("--seed", options->seed, "Of augmentation")->capture_default_str();
   verb->add_flag("--json", options->json, "One JSON document on stdout");
   verb->callback([options] { run_data(*options); });

@@ -81,7 +81,7 @@ void add_bench_model(CLI::App& bench) {
       ->type_name("FILE");
   verb->add_option("--batch", options->batch, "Images per step")->check(CLI::Range(1, 65536))->capture_default_str();
   verb->add_option("--seconds", options->seconds, "To spend on each of inference and training")
-      ->check(CLI::PositiveNumber)
+      ->check(check_seconds)
       ->capture_default_str();
   verb->add_option("--peer", options->peer, "Also timm's twin: \"python3 bench/model_peer.py\"")->type_name("COMMAND");
   verb->add_option("--trace", options->trace, "Also a trace of one training step of each, for tools/trace_summary.py")

@@ -14,20 +14,16 @@
 #include <filesystem>
 #include <new>
 
+#include "violin/checkpoint/message.h"
 #include "violin/data/file.h"
+#include "violin/train/run_folder.h"
 
 namespace violin::cli {
-namespace {
 
-// Messages carry file names and arguments, which may hold anything.
-std::string one_line(std::string_view text) {
-  std::string line(text);
-  std::replace_if(
-      line.begin(), line.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7F; }, '?');
-  return line;
+std::string printable(std::string_view text) {
+  const std::string quoted = checkpoint::file_in_quotes(text);
+  return quoted.substr(1, quoted.size() - 2);
 }
-
-}  // namespace
 
 std::string message_of(const std::exception& error) {
   const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
@@ -53,6 +49,24 @@ int run(std::string_view who, const std::function<void()>& work) {
   return kFailed;
 }
 
+void check_replaces(std::string_view option, const std::string& path, const std::vector<std::string>& read) {
+  namespace fs = std::filesystem;
+  if (path.empty()) return;
+  const auto refuse = [&](const std::string& what) {
+    throw Usage(std::string(option) + " '" + path + "' would replace " + what);
+  };
+  std::error_code ignored;
+  for (const std::string& other : read) {
+    bool same = fs::equivalent(path, other, ignored);
+    if (fs::is_directory(other, ignored)) {
+      for (const char* part : {"best", "last"})
+        same = same || fs::equivalent(fs::absolute(path).parent_path(), fs::path(other) / part, ignored);
+    }
+    if (same) refuse("what is read from '" + other + "'");
+  }
+  if (train::is_run_file(path)) refuse("a file of a run; give another name");
+}
+
 void check_output(std::string_view option, const std::string& path, const std::vector<std::string>& read) {
   namespace fs = std::filesystem;
   if (path.empty()) return;
@@ -61,13 +75,10 @@ void check_output(std::string_view option, const std::string& path, const std::v
   const fs::path folder = named.empty() ? fs::path(".") : named;
   if (!fs::is_directory(folder, ignored))
     throw Error("cannot write '" + path + "': there is no folder '" + folder.string() + "'");
-  for (const std::string& other : read) {
-    bool same = fs::equivalent(path, other, ignored);
-    if (fs::is_directory(other, ignored)) {
-      for (const char* part : {"best", "last"}) same = same || fs::equivalent(folder, fs::path(other) / part, ignored);
-    }
-    if (same) throw Usage(std::string(option) + " '" + path + "' would replace what is read from '" + other + "'");
-  }
+  check_replaces(option, path, read);
+  if (fs::is_directory(path, ignored)) throw Error("cannot write '" + path + "': it is a folder; give a file");
+  if (::access((fs::exists(path, ignored) ? fs::path(path) : folder).c_str(), W_OK) != 0)
+    throw Error("cannot write '" + path + "': " + std::strerror(errno));
 }
 
 void print(std::string_view text) {
@@ -92,7 +103,14 @@ std::vector<std::int64_t> parse_integers(std::string_view option, std::string_vi
 }
 
 void note(std::string_view text) {
-  std::fprintf(stderr, "%s\n", one_line(text).c_str());
+  std::fprintf(stderr, "%s\n", printable(text).c_str());
+}
+
+std::string check_seconds(const std::string& text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  return whole && value > 0 && value <= 86400 ? "" : "'" + text + "': expected a number above 0 and at most 86400";
 }
 
 void print_array(std::span<const std::int32_t> values) {
@@ -167,7 +185,9 @@ void add_picture_options(CLI::App& verb, PictureOptions& options) {
       ->group("Output");
 }
 
-void write_pictures(const viz::Scene& scene, const PictureOptions& options) {
+void write_pictures(const viz::Scene& scene, const PictureOptions& options, const std::vector<std::string>& read) {
+  check_replaces("--svg", options.svg.value_or(""), read);
+  check_replaces("--png", options.png.value_or(""), read);
   if (options.svg && options.svg == options.png) throw Usage("--svg and --png name the same file");
   if (!(options.scale >= 0.25 && options.scale <= 8)) throw Usage("--scale must be from 0.25 to 8");
   // Everything is made before anything is written.

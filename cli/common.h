@@ -48,13 +48,22 @@ auto argument(std::string_view option, const Parse& parse) {
 // "0,3,-1"; nothing for an empty text. Throws Usage that names the option.
 std::vector<std::int64_t> parse_integers(std::string_view option, std::string_view text);
 
-// Before the work: the folder of a file that will be written is there (no path: nothing to check), and the file is none
-// of those that are read, nor of a run's own weights. Throws violin::Error or Usage.
+// Before the work, for a file that will be written (no path: nothing to check): it is none of those that are read, nor
+// one of a run's own. Throws Usage.
+void check_replaces(std::string_view option, const std::string& path, const std::vector<std::string>& read);
+// The same, and that it can be written. Throws violin::Error or Usage.
 void check_output(std::string_view option, const std::string& path, const std::vector<std::string>& read);
+
+// Names of files and classes may hold anything: control characters and broken UTF-8 as \xNN, so that text stays one
+// line and steers no terminal.
+std::string printable(std::string_view text);
 
 // To stdout; throws violin::Error when it cannot be written. A note goes to stderr as one line.
 void print(std::string_view text);
 void note(std::string_view text);
+
+// What is wrong with the value of --seconds, for CLI11; nothing where it is a time to measure for.
+std::string check_seconds(const std::string& text);
 
 // A JSON array of numbers, written piece by piece so that a large one needs no memory of its own.
 void print_array(std::span<const std::int32_t> values);
@@ -99,7 +108,7 @@ struct PictureOptions {
 };
 
 void add_picture_options(CLI::App& verb, PictureOptions& options);
-void write_pictures(const viz::Scene& scene, const PictureOptions& options);
+void write_pictures(const viz::Scene& scene, const PictureOptions& options, const std::vector<std::string>& read = {});
 
 // The verbs, one file each.
 void add_bench(CLI::App& app);

@@ -59,6 +59,7 @@ void run_convert(const Options& options) {
     json["classes"] = loaded.classes.size();
     return print(nn::json_text(json) + "\n");
   }
+  loaded.report.file = printable(loaded.report.file);
   print(loaded.report.text());
   note("wrote " + options.out);
 }

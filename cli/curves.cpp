@@ -98,7 +98,8 @@ void run_curves(const Options& options) {
     std::optional<Image> photo;
     if (options.image) photo = load_image(*options.image);
     const auto draw = options.flatten ? viz::flattened : viz::curve_gallery;
-    write_pictures(draw(request.curves, request.grid, photo ? &*photo : nullptr), options.picture);
+    write_pictures(draw(request.curves, request.grid, photo ? &*photo : nullptr), options.picture,
+                   {options.image.value_or("")});
   } else {
     print_paths(request);
   }

@@ -111,11 +111,14 @@ Evaluated open_images(const Options& options) {
   return evaluated;
 }
 
-std::vector<std::int64_t> parse_resolutions(const std::string& text, std::int64_t own) {
+std::vector<std::int64_t> parse_resolutions(const std::string& text, std::int64_t own, const nn::Size& patch = {1, 1}) {
+  const std::int64_t least = std::max(patch.height, patch.width);
   if (text.empty()) return {own};
   const std::vector<std::int64_t> sizes = parse_integers("--resolutions", text);
   for (const std::int64_t size : sizes)
-    if (size < 1 || size > 8192) throw Usage("--resolutions '" + text + "': expected sizes from 1 to 8192 pixels");
+    if (size < least || size > data::kLargestSize)
+      throw Usage("--resolutions '" + text + "': expected sizes from " + std::to_string(least) + " to " +
+                  std::to_string(data::kLargestSize) + " pixels");
   return sizes;
 }
 
@@ -136,12 +139,13 @@ void evaluate_weights(const Options& options) {
   if (options.data.empty()) throw Usage("--data is missing: the folder with the images");
   if (options.batch < 1) throw Usage("--batch must be at least 1");
   // A mistake here must not cost an evaluation.
-  require_square(options.model);
   parse_resolutions(options.resolutions, 0);
   if (!options.split.empty() && options.split != "train" && options.split != "val" && options.split != "test")
     throw Usage("--split '" + options.split + "': expected train, val or test");
   check_output("--confusion", options.confusion, {options.weights, options.against});
   check_output("--predictions", options.predictions, {options.weights, options.against});
+  if (!options.predictions.empty() && options.predictions == options.confusion)
+    throw Usage("--predictions and --confusion name the same file");
   std::vector<train::Prediction> other;
   if (!options.against.empty()) other = train::read_predictions(options.against);
   const Compute compute = start_compute(options.compute);
@@ -152,9 +156,7 @@ void evaluate_weights(const Options& options) {
   settings.device = compute.device;
   settings.precision = compute.precision;
 
-  checkpoint::LoadOptions load = load_options(options.model);
-  load.device = compute.device;
-  checkpoint::LoadedModel loaded = checkpoint::load_model(options.weights, load);
+  const checkpoint::LoadedModel loaded = load_weights(options.weights, options.model, compute.device);
   const std::int64_t outputs = loaded.model->config().num_classes;
   if (outputs == 0)
     throw Error("'" + options.weights + "' has no classifier; train one with violin finetune --recipe head");
@@ -170,7 +172,8 @@ void evaluate_weights(const Options& options) {
   ordered_json rows = ordered_json::array();
   std::string text;
   train::Evaluation own;
-  const std::vector<std::int64_t> sizes = parse_resolutions(options.resolutions, loaded.preprocessing.size);
+  const std::vector<std::int64_t> sizes =
+      parse_resolutions(options.resolutions, loaded.preprocessing.size, loaded.model->config().patch_size);
   for (const std::int64_t size : sizes) {
     data::EvalOptions preprocessing = loaded.preprocessing;
     preprocessing.size = size;
@@ -205,7 +208,8 @@ void evaluate_weights(const Options& options) {
     const double top1 = 100.0 * static_cast<double>(metrics.confusion[label][label]) / static_cast<double>(count);
     classes.push_back({{"name", names[label]}, {"images", count}, {"top1", top1}});
     if (options.per_class)
-      text += "  " + number_text(top1, "%.2f%%") + "  " + names[label] + " (" + std::to_string(count) + ")\n";
+      text +=
+          "  " + number_text(top1, "%.2f%%") + "  " + printable(names[label]) + " (" + std::to_string(count) + ")\n";
   }
   if (!options.confusion.empty()) write_confusion(options.confusion, names, metrics);
   const std::vector<train::Prediction> predictions = train::predictions(own, set, names, settings.columns);
@@ -218,10 +222,10 @@ void evaluate_weights(const Options& options) {
       if (!options.json) print(text);  // what was measured stands
       throw;
     }
-    text += "against '" + options.against + "': both right " + std::to_string(comparison->both) + ", only this " +
-            std::to_string(comparison->only_first) + ", only the other " + std::to_string(comparison->only_second) +
-            ", neither " + std::to_string(comparison->neither) + "; McNemar's p " + number_text(comparison->p, "%.3g") +
-            "\n";
+    text += "against '" + printable(options.against) + "': both right " + std::to_string(comparison->both) +
+            ", only this " + std::to_string(comparison->only_first) + ", only the other " +
+            std::to_string(comparison->only_second) + ", neither " + std::to_string(comparison->neither) +
+            "; McNemar's p " + number_text(comparison->p, "%.3g") + "\n";
   }
   if (!options.json) {
     print(text);

@@ -141,11 +141,9 @@ void run_features(const Options& options) {
   if (options.batch < 1) throw Usage("--batch must be at least 1");
   check_output("--out", options.out, {options.weights, options.input});
   const bool of_images = std::filesystem::is_directory(options.input) || data::is_image_file(options.input);
-  if (of_images) require_square(options.model);
   const Compute compute = start_compute(options.compute);
-  checkpoint::LoadOptions load = load_options(options.model);
-  load.device = compute.device;
-  const checkpoint::LoadedModel loaded = checkpoint::load_model(options.weights, load);
+  const checkpoint::LoadedModel loaded =
+      load_weights(options.weights, options.model, compute.device, of_images ? Takes::kImages : Takes::kTensors);
   note(loaded.report.architecture + ", " + std::to_string(loaded.report.loaded.size()) + " tensors");
   nn::VisionTransformer& model = *loaded.model;
   Collector collector(model, compute, parse_blocks(options.blocks, model.config().depth), options.tokens);

@@ -275,7 +275,7 @@ void print_text(const Inspected& result, const Options& options) {
   }
   print(viz::table(rows));
   const auto line = [](const std::string& title, const std::string& text) {
-    print(title + std::string(title.size() < 15 ? 15 - title.size() : 1, ' ') + text + "\n");
+    print(title + std::string(title.size() < 15 ? 15 - title.size() : 1, ' ') + printable(text) + "\n");
   };
   print("\n");
   line("file", result.format + ", " + size_text(static_cast<double>(result.bytes)) +
@@ -427,7 +427,8 @@ void run_inspect(const Options& options) {
   if (options.time) return time_loading(options);
   const Inspected result = inspect(options);
   if (options.json) return print(nn::json_text(to_json(result)) + "\n");
-  if (options.picture.wanted()) return write_pictures(viz::decay_chart(chart_of(result)), options.picture);
+  if (options.picture.wanted())
+    return write_pictures(viz::decay_chart(chart_of(result)), options.picture, {options.path});
   print_text(result, options);
 }
 

@@ -1,5 +1,6 @@
 // violin models: names, sizes and costs of the models that are known by name.
 
+#include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -25,12 +26,21 @@ std::string formatted(const char* format, Values... values) {
   return text.data();
 }
 
+std::vector<nn::ModelEntry> named(const std::string& filter) {
+  const auto fits = [&](const std::string& name) { return name.find(filter) != std::string::npos; };
+  std::vector<nn::ModelEntry> found;
+  for (const nn::ModelEntry& entry : nn::model_registry())
+    if (fits(entry.name) || std::any_of(entry.aliases.begin(), entry.aliases.end(), fits)) found.push_back(entry);
+  // A name with violin_ in front that no table lists, or none, which the error says.
+  if (found.empty()) found.push_back({filter, "Violin", argument("", [&] { return nn::find_model(filter); }), {}});
+  return found;
+}
+
 void models(const Options& options) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
   std::string table =
       formatted("%-36s %5s %6s %9s %9s %8s %8s\n", "model", "px", "tokens", "params M", "GMAC", "mask", "share");
-  for (const nn::ModelEntry& entry : nn::model_registry()) {
-    if (entry.name.find(options.filter) == std::string::npos) continue;
+  for (const nn::ModelEntry& entry : named(options.filter)) {
     nn::Size image = entry.config.img_size;
     if (!options.img_size.empty()) image = parse_size("--img-size", options.img_size);
     if (image.height < entry.config.patch_size.height || image.width < entry.config.patch_size.width)

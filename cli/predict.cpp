@@ -46,16 +46,16 @@ void predict(const Options& options) {
   if (options.block && options.attention.empty()) throw Usage("--block says whose attention is shown: add --attention");
   if (!options.attention.empty() && !options.attention.ends_with(".svg") && !options.attention.ends_with(".png"))
     throw Usage("--attention '" + options.attention + "': expected a name that ends in .png or .svg");
-  require_square(options.model);
+  std::vector<std::string> read = options.images;
+  read.push_back(options.weights);
+  check_replaces("--attention", options.attention, read);
   const Compute compute = start_compute(options.compute);
   data::LoaderOptions loading;
   loading.workers = compute.workers;
   loading.on_bad_image = argument("--on-bad-image", [&] { return data::parse_on_bad_image(options.on_bad_image); });
   PredictorOptions settings;
-  settings.load = load_options(options.model);
-  settings.load.device = compute.device;
   settings.precision = compute.precision;
-  checkpoint::LoadedModel loaded = checkpoint::load_model(options.weights, settings.load);
+  checkpoint::LoadedModel loaded = load_weights(options.weights, options.model, compute.device);
   const nn::Model model = loaded.model;
   const std::int64_t block = chosen_block(options, model->config().depth);
   const Predictor predictor(std::move(loaded), settings);
@@ -77,10 +77,10 @@ void predict(const Options& options) {
       const std::string& name = set[index].path;
       const std::vector<Guess> guesses = predictor.best(probabilities[i], options.top);
       ordered_json classes = ordered_json::array();
-      text += name + "\n";
+      text += printable(name) + "\n";
       for (const Guess& guess : guesses) {
         classes.push_back({{"name", guess.name}, {"probability", guess.probability}});
-        text += number_text(100 * guess.probability, "  %6.2f%%  ") + guess.name + "\n";
+        text += number_text(100 * guess.probability, "  %6.2f%%  ") + printable(guess.name) + "\n";
       }
       list.push_back({{"image", name}, {"classes", classes}});
       if (sheet.size() < shown)

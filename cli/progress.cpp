@@ -99,7 +99,7 @@ void Progress::finish() {
   finished_ = true;
 }
 
-std::string Progress::line(int columns) const {
+std::string Progress::line(int columns, bool last) const {
   const double passed = seconds();
   const double rate = passed > 0 ? static_cast<double>(done_) / passed : 0;
   char speed[48];
@@ -108,7 +108,7 @@ std::string Progress::line(int columns) const {
   if (terminal_ && total_ > 0)
     text += " " + bar(std::min(1.0, static_cast<double>(done_) / static_cast<double>(total_)));
   text += " " + std::to_string(done_) + (total_ > 0 ? "/" + std::to_string(total_) : "") + " " + unit_ + "  " + speed;
-  if (done_ < total_ && rate > 0) {
+  if (!last && done_ < total_ && rate > 0) {
     text += "  " + clock_text(static_cast<double>(total_ - done_) / rate) + " left";
   } else {
     text += "  " + clock_text(passed);
@@ -122,14 +122,15 @@ void Progress::draw_locked(bool last) {
     const Clock::time_point now = Clock::now();
     if (!last && now - drawn_ < std::chrono::milliseconds(100)) return;
     drawn_ = now;
-    std::fprintf(stderr, "\r\x1b[K%s%s", line(screen_columns() - 1).c_str(), last ? "\n" : "");
+    std::fprintf(stderr, "\r\x1b[K%s%s", line(screen_columns() - 1, last).c_str(), last ? "\n" : "");
     std::fflush(stderr);
     return;
   }
   const std::int64_t tenth = total_ > 0 ? done_ * 10 / total_ : 0;
-  if (tenth < next_line_ && !(last && next_line_ <= 10)) return;
-  next_line_ = last ? 11 : tenth + 1;
-  note(line(0));
+  if (last ? shown_ == done_ : tenth < next_line_) return;
+  next_line_ = tenth + 1;
+  shown_ = done_;
+  note(line(0, last));
 }
 
 }  // namespace violin::cli

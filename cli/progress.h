@@ -33,7 +33,7 @@ class Progress {
  private:
   using Clock = std::chrono::steady_clock;
   void draw_locked(bool last);
-  std::string line(int columns) const;
+  std::string line(int columns, bool last) const;
 
   const std::string label_, unit_;
   const std::int64_t total_;
@@ -42,6 +42,7 @@ class Progress {
   mutable std::mutex mutex_;
   std::int64_t done_ = 0;
   std::int64_t next_line_ = 1;  // tenth of the way at which a pipe gets its next line
+  std::int64_t shown_ = -1;     // how many were done in its last one
   std::string remark_;
   Clock::time_point drawn_;
   bool finished_ = false;

@@ -458,10 +458,11 @@ ordered_json to_json(const std::vector<viz::RunScore>& runs, const std::vector<v
 // The table of the page, as text.
 std::string summary(const std::vector<viz::RunScore>& runs, const std::vector<viz::RunGroup>& groups) {
   const auto reference = std::find_if(groups.begin(), groups.end(), [](const auto& group) { return group.reference; });
-  std::vector<std::vector<std::string>> rows = {
-      {"runs", "seeds", "test top-1 %", "against " + reference->name, "val top-1 %", "parameters", "images/s"}};
+  std::vector<std::vector<std::string>> rows = {{"runs", "seeds", "test top-1 %",
+                                                 "against " + printable(reference->name), "val top-1 %", "parameters",
+                                                 "images/s"}};
   for (const viz::RunGroup& group : groups)
-    rows.push_back({group.name, std::to_string(group.seeds), viz::to_string(group.test),
+    rows.push_back({printable(group.name), std::to_string(group.seeds), viz::to_string(group.test),
                     group.reference ? "" : viz::to_string(group.difference, true), viz::to_string(group.val),
                     std::to_string(group.parameters), number_text(group.images_per_second, "%.0f")});
   const auto columns = [](const std::string& text) {
@@ -480,7 +481,7 @@ std::string summary(const std::vector<viz::RunScore>& runs, const std::vector<vi
     text += "\n";
   }
   for (const viz::RunGroup& group : groups)
-    if (!group.reference) text += viz::verdict(group, *reference, runs.front().test_images) + "\n";
+    if (!group.reference) text += printable(viz::verdict(group, *reference, runs.front().test_images)) + "\n";
   return text;
 }
 
@@ -515,6 +516,7 @@ std::vector<std::string> warnings(const std::vector<viz::RunScore>& runs, const 
 void write_report(const Options& options) {
   const Compute compute = start_compute(options.compute);
   const std::vector<std::string> runs = different_runs(options.runs);
+  check_output("--out", options.out, runs);
   viz::Report page;
   const bool many = runs.size() > 1;
   std::map<fs::path, std::string> known_data;
@@ -547,7 +549,7 @@ void write_report(const Options& options) {
   if (options.json) {
     print(nn::json_text(to_json(scores, groups, out, html.size()), 2) + "\n");
   } else {
-    print((many ? summary(scores, groups) + "\n" : "") + out.string() + "\n");
+    print((many ? summary(scores, groups) + "\n" : "") + printable(out.string()) + "\n");
   }
 }
 

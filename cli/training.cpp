@@ -125,16 +125,24 @@ std::filesystem::path free_folder(const std::string& command) {
   }
 }
 
-// Runs among the images would be classes the next time the data are read.
-void check_outside_of_data(const std::filesystem::path& folder, const std::filesystem::path& data) {
+// False for what is not there: that is said where it is read.
+bool lies_inside(const std::filesystem::path& path, const std::filesystem::path& folder) {
   std::error_code error;
-  const std::filesystem::path outer = std::filesystem::canonical(data, error);
-  if (error || !std::filesystem::is_directory(outer, error)) return;  // what is wrong with it is said where it is read
+  const std::filesystem::path outer = std::filesystem::canonical(folder, error);
+  if (error || !std::filesystem::is_directory(outer, error)) return false;
   // Of a relative path of which nothing exists weakly_canonical makes no absolute one.
-  const std::filesystem::path inner = std::filesystem::weakly_canonical(std::filesystem::absolute(folder), error);
-  if (!error && std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end())
-    throw Error("the run's folder '" + folder.string() + "' lies inside of the data folder '" + data.string() +
+  const std::filesystem::path inner = std::filesystem::weakly_canonical(std::filesystem::absolute(path), error);
+  return !error && std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
+}
+
+void check_folder(const std::filesystem::path& folder, const std::string& data, const std::string& weights) {
+  // Runs among the images would be classes the next time the data are read.
+  if (lies_inside(folder, data))
+    throw Error("the run's folder '" + folder.string() + "' lies inside of the data folder '" + data +
                 "'; give one elsewhere with --out");
+  if (!weights.empty() && lies_inside(weights, folder))
+    throw Error("the weights '" + weights + "' lie in the run's folder '" + folder.string() +
+                "' and would be replaced; give another with --out");
 }
 
 nn::MaskConfig mask_of(const TrainingArguments& arguments, const std::string& default_init) {
@@ -192,7 +200,8 @@ void print_outcome(const train::Outcome& outcome, const std::filesystem::path& r
   if (outcome.test)
     text += "test top-1 " + number_text(outcome.test->top1, "%.2f") + "%, top-5 " +
             number_text(outcome.test->top5, "%.2f") + "% on " + std::to_string(outcome.test->images) + " images\n";
-  text += "weights " + (run / (outcome.best_epoch >= 0 ? "best" : "last") / "model.safetensors").string() + "\n";
+  const std::filesystem::path weights = run / (outcome.best_epoch >= 0 ? "best" : "last") / "model.safetensors";
+  text += "weights " + printable(weights.string()) + "\n";
   print(text);
 }
 
@@ -321,7 +330,9 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
   if (!arguments.model.empty() && !arguments.model_file.empty())
     throw Usage("--model and --config both say what the model is: give one");
   if (folder.empty()) folder = free_folder(command);
-  if (!resuming) check_outside_of_data(folder, arguments.data);
+  if (!arguments.branch.empty() && arguments.weights.empty() && !resuming)
+    throw Usage("--branch is one of a weights file: add --weights");
+  if (!resuming) check_folder(folder, arguments.data, arguments.weights);
 
   train::Request request;
   request.command = command;
@@ -337,6 +348,11 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
     like = train::task_from_json(from_file).model;
     from_file = json(from_file.at("options"));
   }
+  bool search_lr = arguments.search_lr;
+  if (from_file.is_object() && from_file.value("lr", json()) == "auto") {
+    search_lr = search_lr || !arguments.given.contains("lr");
+    from_file.erase("lr");
+  }
   argument("", [&] {
     const std::string recipe =
         !arguments.recipe.empty() ? arguments.recipe
@@ -349,7 +365,6 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
     if (!arguments.given.is_null()) train::merge_json(arguments.given, request.options);
     if (was_given("--seed")) request.options.seed = arguments.compute.seed;
     if (was_given("--precision")) request.options.precision = arguments.compute.precision;
-    train::check(request.options);
     return 0;
   });
   const bool any_mask_option = mask_options_given(arguments);
@@ -364,6 +379,7 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
     request.unplug = !like->violin;
   }
   if (like && !fine && request.model.empty() && !request.config) request.config = like;
+  argument("", [&] { return train::check(request), 0; });
 
   const Compute compute = start_compute(share_of_machine(arguments.compute, launch));
   processes = train::join_processes(launch, compute.device, train::answer_timeout());
@@ -406,7 +422,7 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
     if (first) train::check_run_folder(folder, mode);
     prepared = train::prepare(request);
     ordered_json config = train::to_json(prepared.task);
-    config["lr_search"] = arguments.search_lr;
+    config["lr_search"] = search_lr;
     train::expect_same(*processes, nn::json_text(config), "data, model or options are others");
     if (first) {
       run = std::make_unique<train::RunFolder>(folder, mode);
@@ -463,8 +479,11 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
       chosen["lr_search"] = true;
       run->write("config.json", chosen);
     }
-    trainer_options.listener->on_start("learning rate " + number_text(search.best, "%g") +
-                                       " did best; training on all images");
+    std::string tied;
+    for (const double lr : search.tied) tied += (tied.empty() ? " together with " : ", ") + number_text(lr, "%g");
+    if (!tied.empty()) tied += " (the same accuracy, no smaller loss)";
+    trainer_options.listener->on_start("learning rate " + number_text(search.best, "%g") + " did best" + tied +
+                                       "; training on all images");
   }
   const auto trainer = [&] {
     try {

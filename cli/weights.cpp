@@ -1,5 +1,6 @@
 #include "cli/weights.h"
 
+#include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>
 
@@ -106,11 +107,21 @@ checkpoint::LoadOptions load_options(const WeightsOptions& options) {
   return load;
 }
 
-void require_square(const WeightsOptions& options) {
-  if (options.img_size.empty()) return;
-  const nn::Size size = parse_size("--img-size", options.img_size);
-  if (size.height != size.width)
+checkpoint::LoadedModel load_weights(const std::string& path, const WeightsOptions& options, c10::Device device,
+                                     Takes takes) {
+  checkpoint::LoadOptions load = load_options(options);
+  load.device = device;
+  const auto square = [&](const nn::Size& size) { return takes == Takes::kTensors || size.height == size.width; };
+  if (load.img_size && !square(*load.img_size))
     throw Usage("--img-size '" + options.img_size + "': images are prepared as squares; give one number");
+  checkpoint::LoadedModel loaded = checkpoint::load_model(path, load);
+  const nn::Size own = loaded.model->config().img_size;
+  const std::string side = std::to_string(std::max(own.height, own.width));
+  if (!square(own))
+    throw Error(checkpoint::file_in_quotes(path) + " takes images of " + nn::to_string(own) +
+                ", and images are prepared as squares; --img-size " + side + " resamples its positions to " + side +
+                "x" + side);
+  return loaded;
 }
 
 }  // namespace violin::cli

@@ -144,6 +144,67 @@ TEST_F(Evaluating, ABlockIsCheckedBeforeAnythingIsDone) {
   EXPECT_EQ(predicted({"--block", "0", "--attention", path("looked.png")}).code, 0);
 }
 
+TEST_F(Evaluating, FilesOfARunAreNeverReplaced) {
+  train("run", "photos", {});
+  const auto bytes = [&](const char* name) { return read_file(path(name), 1 << 26); };
+  const Bytes config = bytes("run/config.json"), log = bytes("run/log.csv"), best = bytes("run/best/model.safetensors");
+  for (const auto& [arguments, code] : std::vector<std::pair<std::vector<std::string>, int>>{
+           {{"eval", path("run"), "--data", path("photos"), "--predictions", path("run/config.json")}, 2},
+           {{"features", path("run"), "--input", path("photos"), "--out", path("run/log.csv")}, 2},
+           {{"convert", path("run/last"), path("run/best/model.safetensors")}, 2},
+           {{"report", path("run"), "--out", path("run/config.json")}, 2},
+           {{"finetune", "--weights", path("run"), "--data", path("photos"), "--out", path("run"), "--force"}, 1}}) {
+    const Outcome outcome = run_violin(arguments);
+    EXPECT_EQ(outcome.code, code) << outcome.err;
+    EXPECT_NE(outcome.err.find("would"), std::string::npos) << outcome.err;
+    EXPECT_NE(outcome.err.find("replace"), std::string::npos) << outcome.err;
+  }
+  EXPECT_EQ(bytes("run/config.json"), config);
+  EXPECT_EQ(bytes("run/log.csv"), log);
+  EXPECT_EQ(bytes("run/best/model.safetensors"), best);
+  EXPECT_EQ(run_violin({"report", path("run"), "--out", path("run/report.html")}).code, 0);
+}
+
+TEST_F(Evaluating, AWrongResolutionCostsNoEvaluation) {
+  train("run", "photos", {});
+  for (const char* sizes : {"16,3", "16,5000"}) {
+    const Outcome outcome = run_violin({"eval", path("run"), "--data", path("photos"), "--resolutions", sizes});
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_EQ(outcome.err.find("eval 16 px"), std::string::npos) << outcome.err;
+  }
+}
+
+TEST_F(Evaluating, NamesSteerNoTerminal) {
+  fs::rename(path("photos/class_0"), path("photos/a\x1b[31m\nb"));
+  train("run", "photos", {});
+  const std::string image = path("photos/a\x1b[31m\nb/image_0.png");
+  for (const Outcome& outcome :
+       {run_violin({"predict", path("run"), image}),
+        run_violin({"eval", path("run"), "--data", path("photos"), "--split", "train", "--per-class"})}) {
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_EQ((outcome.out + outcome.err).find('\x1b'), std::string::npos);
+    EXPECT_NE(outcome.out.find(R"(a\x1b[31m\x0ab)"), std::string::npos) << outcome.out;
+  }
+}
+
+TEST_F(Evaluating, WeightsForRectanglesAreNotGivenSquares) {
+  train("run", "photos", {});
+  const std::string wide = path("wide.safetensors"), image = path("photos/class_0/image_0.png");
+  ASSERT_EQ(run_violin({"convert", path("run"), wide, "--img-size", "16x32"}).code, 0);
+  for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
+           {"eval", wide, "--data", path("photos")},
+           {"predict", wide, image},
+           {"features", wide, "--input", image, "--out", path("out.safetensors")},
+           {"finetune", "--weights", wide, "--data", path("photos"), "--out", path("x")}}) {
+    const Outcome outcome = run_violin(arguments);
+    EXPECT_EQ(outcome.code, 1) << outcome.err;
+    EXPECT_NE(outcome.err.find("16x32"), std::string::npos) << outcome.err;
+    EXPECT_NE(outcome.err.find("--img-size 32"), std::string::npos) << outcome.err;
+  }
+  EXPECT_FALSE(fs::exists(path("x")) || fs::exists(path("out.safetensors")));
+  EXPECT_EQ(run_violin({"predict", wide, image, "--img-size", "32"}).code, 0);
+}
+
 TEST_F(Evaluating, WorkersDecodeInTheGivenOrder) {
   train("run", "photos", {});
   std::ofstream(path("photos/class_1/broken.png")) << "\x89PNG\r\n\x1a\nrubbish";
@@ -152,6 +213,9 @@ TEST_F(Evaluating, WorkersDecodeInTheGivenOrder) {
     const Outcome outcome = run_violin({"predict", path("run"), path("photos"), "--workers", workers});
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     EXPECT_NE(outcome.err.find("skipped 1 bad images"), std::string::npos) << outcome.err;
+    const std::size_t last = outcome.err.find("predict 30/31 images");
+    EXPECT_NE(last, std::string::npos) << outcome.err;
+    EXPECT_EQ(outcome.err.find("predict 30/31 images", last + 1), std::string::npos) << outcome.err;
     if (out.empty()) out = outcome.out;
     EXPECT_EQ(outcome.out, out) << workers;
   }

@@ -212,8 +212,11 @@ TEST_F(Training, AnExistingRunIsContinuedOrReplacedOnlyOnRequest) {
   EXPECT_EQ(run_violin(with(arguments, {"--force"})).code, 0);
   const Outcome changed = run_violin({"train", "--resume", file("run"), "--lr", "1"});
   EXPECT_EQ(changed.code, 2);
-  const Outcome finished = run_violin({"train", "--out", file("run"), "--resume", "--json"});  // nothing left to do
+  const Outcome finished = run_violin({"train", "--out", file("run"), "--resume", "--json"});
   EXPECT_EQ(finished.code, 0) << finished.err;
+  EXPECT_NE(finished.err.find("is finished: nothing is left to train"), std::string::npos) << finished.err;
+  std::ifstream result(file("run/result.json"));
+  EXPECT_EQ(json::parse(finished.out).at("seconds"), json::parse(result).at("seconds"));
 }
 
 TEST_F(Training, NothingIsWrittenAmongTheImagesOrOverOtherFiles) {
@@ -302,6 +305,28 @@ TEST_F(Training, FinetuneWithEveryRecipeAndARateThatIsSearched) {
   EXPECT_FALSE(fs::exists(file("searched/initial.safetensors")));
 }
 
+TEST_F(Training, AFileOfOptionsMayAskForARateAndTiesAreCalledSo) {
+  std::ofstream(file("options.json")) << R"({"lr": "auto", "epochs": 1, "batch_size": 8})";
+  const auto train = [&](const std::string& run, const std::vector<std::string>& more) {
+    return run_violin(with({"train", "--data", file("data"), "--config", file("model.json"), "--options",
+                            file("options.json"), "--out", file(run), "--threads", "1"},
+                           more));
+  };
+  const Outcome searched = train("searched", {});
+  ASSERT_EQ(searched.code, 0) << searched.err;
+  std::ifstream stream(file("searched/lr_search.json"));
+  const json trials = json::parse(stream).at("trials");
+  ASSERT_EQ(trials.size(), 5U);
+  std::vector<double> top1;
+  for (const json& trial : trials) top1.push_back(trial.at("top1"));
+  const bool ties = std::count(top1.begin(), top1.end(), *std::max_element(top1.begin(), top1.end())) > 1;
+  EXPECT_NE(searched.err.find(ties ? "did best together with" : "did best;"), std::string::npos) << searched.err;
+  // The command line overrides the file.
+  const Outcome given = train("given", {"--lr", "1e-3"});
+  ASSERT_EQ(given.code, 0) << given.err;
+  EXPECT_FALSE(fs::exists(file("given/lr_search.json")));
+}
+
 TEST_F(Training, TheConfigurationOfARunRepeatsItAndMistakesLeaveNoFolder) {
   ASSERT_EQ(run_violin(with(train_arguments("run"), {"--curves", "snake", "--strategy", "log", "--mixup", "0"})).code,
             0);
@@ -377,7 +402,9 @@ TEST_F(Training, MistakesAreOneLineWithARemedy) {
   expect({"train", "--resume", file("a"), "--out", file("b")}, 2, "name two folders: give one");
   expect(with(train_arguments("x"), {"--model", "vit_micro_patch4_32"}), 2, "--model and --config");
   expect(with(train_arguments("x"), {"--violin", "--no-violin"}), 2, "--violin");
+  expect(with(train_arguments("x"), {"--decay-per-axis"}), 2, "decay_per_axis has no effect");
   expect({"train", "--resume", file("a"), "--branch", "ema"}, 2, "a run keeps its options");
+  expect(with(train_arguments("x"), {"--branch", "ema"}), 2, "add --weights");
   expect({"train", "--resume", file("a"), "--lr", "auto"}, 2, "a run keeps its options");
   expect(with(train_arguments("x"), {"--weight-decay", "inf"}), 2, "weight_decay is inf; expected a finite number");
   expect(with(train_arguments("x"), {"--cache-mb", "9223372036854775807"}), 2, "cache_mb is 9223372036854775807");

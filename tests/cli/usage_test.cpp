@@ -59,9 +59,36 @@ TEST(Command, ChecksArgumentsBeforeItLooksAtImagesOrWeights) {
   expect_failure(with(eval, {"--img-size", "40x24"}), 2, "give one number");
   expect_failure(with(eval, {"--predictions", "none/p.csv"}), 1, "there is no folder 'none'");
   expect_failure(with(eval, {"--confusion", "none/c.csv"}), 1, "there is no folder 'none'");
+  expect_failure(with(eval, {"--predictions", "p.csv", "--confusion", "p.csv"}), 2, "the same file");
   expect_failure({"predict", "nowhere", "a.png", "--attention", "looked.gif"}, 2, ".png or .svg");
+  const TemporaryFolder folder;
+  expect_failure(with(eval, {"--predictions", folder.path().string()}), 1, "it is a folder");
   for (const char* seed : {"-1", "99999999999999999999", "1.5", "x"})
     expect_failure({"train", "--data", "nowhere", "--seed", seed}, 2, "expected a whole number from 0");
+}
+
+TEST(Command, ExplainsTimesToMeasureForAndThreads) {
+  for (const char* seconds : {"0", "-1", "nan", "inf", "1e9", "x"}) {
+    for (const Arguments& verb : {Arguments{"attention"}, Arguments{"model"}, Arguments{"data", "--data", "nowhere"}}) {
+      Arguments arguments = {"bench"};
+      arguments.insert(arguments.end(), verb.begin(), verb.end());
+      arguments.insert(arguments.end(), {"--seconds", seconds});
+      expect_failure(arguments, 2, "expected a number above 0 and at most 86400");
+    }
+  }
+  expect_failure({"bench", "attention", "--threads", "0"}, 2, "1 to 1024");
+}
+
+TEST(Command, ListsModelsByAPartOfTheirNameAndNamesTheNearest) {
+  expect_failure({"models", "deit_smal_patch16"}, 2, "did you mean 'deit_small_patch16_224'?");
+  expect_failure({"models", "foo", "--json"}, 2, "unknown model 'foo'");
+  const Outcome part = run_violin({"models", "vit_micro"});
+  EXPECT_EQ(part.code, 0);
+  EXPECT_NE(part.out.find("\nvit_micro_patch4_32 "), std::string::npos) << part.out;
+  // No table lists it, and --model takes it.
+  const Outcome masked = run_violin({"models", "violin_vit_micro_patch4_32"});
+  EXPECT_EQ(masked.code, 0);
+  EXPECT_NE(masked.out.find("\nviolin_vit_micro_patch4_32 "), std::string::npos) << masked.out;
 }
 
 TEST(Command, ExplainsWrongGrids) {
@@ -134,6 +161,16 @@ TEST(Command, KeepsTheOldFileWhenTheNewOneCannotBeMade) {
   EXPECT_EQ(folder.entries(), 1U);
 }
 
+TEST(Command, APictureNeverReplacesTheImageThatItShows) {
+  const TemporaryFolder folder;
+  const std::string image = folder.file("a.png");
+  const Bytes before = encode_png(Image(32, 32));
+  write_file_atomically(image, before);
+  expect_failure({"curves", "--grid", "2x2", "--image", image, "--png", image}, 2, "would replace what is read");
+  expect_failure({"predict", "nowhere", image, "--attention", image}, 2, "would replace what is read");
+  EXPECT_EQ(read_file(image, 1 << 20), before);
+}
+
 TEST(Command, ReportsAFullStdout) {
   if (!std::filesystem::is_character_file("/dev/full")) GTEST_SKIP() << "no /dev/full here";
   const Outcome outcome = run_violin({"curves", "--json"}, "/dev/full");
@@ -142,7 +179,7 @@ TEST(Command, ReportsAFullStdout) {
 }
 
 TEST(Command, KeepsItsMessageOnOneLineWhateverTheNameHolds) {
-  expect_failure({"curves", "--image", "a\nb\x1b[31m.png", "--png", "/nowhere/x.png"}, 1, "a?b?[31m.png");
+  expect_failure({"curves", "--image", "a\nb\x1b[31m.png", "--png", "/nowhere/x.png"}, 1, R"(a\x0ab\x1b[31m.png)");
 }
 
 }  // namespace

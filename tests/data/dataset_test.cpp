@@ -499,6 +499,8 @@ TEST(Manifest, NamesTheLineThatIsWrong) {
   EXPECT_TRUE(contains(error("{\"path\": \"a.png\"}\n"), "line 1: label is missing"));
   EXPECT_TRUE(contains(error("{\"path\": \"a.png\", \"label\": 1}\n{\"path\": [1], \"label\": 1}\n"), "line 2"));
   EXPECT_TRUE(contains(error("{\"path\": \"a.png\", \"label\": 1}\n{broken\n"), "line 2: not a JSON object"));
+  EXPECT_TRUE(
+      contains(error("\n [{\"path\": \"a.png\", \"label\": 1}]\n"), "is a JSON list; write one object per line"));
   EXPECT_TRUE(contains(error(std::string("path,label\na.png\0,x\n", 20)), "not a text file"));
 }
 

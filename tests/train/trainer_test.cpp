@@ -276,6 +276,20 @@ TEST(Trainer, BrokenImagesOfValAndTestAreNamedOnce) {
   EXPECT_THROW(train_run(train::prepare(tiny_request(data)), nullptr), Error);
 }
 
+TEST(Trainer, SaysThatNoImageOfTrainCanBeRead) {
+  const TemporaryFolder folder;
+  write_images(folder.path() / "data", 2, 4);
+  for (const auto& file : std::filesystem::recursive_directory_iterator(folder.path() / "data"))
+    if (file.is_regular_file()) write_file_atomically(file.path(), "no image");
+  try {
+    train_run(train::prepare(tiny_request(folder.path() / "data")), nullptr);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("none of the 6 images of train can be read"), std::string::npos)
+        << error.what();
+  }
+}
+
 TEST(Trainer, AnAverageIsAFileOfItsOwnAndAFinishedRunStaysAsItIs) {
   const TemporaryFolder folder;
   write_images(folder.path() / "data", 4, 10);
@@ -303,6 +317,7 @@ TEST(Trainer, AnAverageIsAFileOfItsOwnAndAFinishedRunStaysAsItIs) {
     const train::Outcome again = train_run(reopened(folder.path() / "run"), &run, 0, true);
     ASSERT_TRUE(again.val.has_value());
     EXPECT_EQ(again.val->top1, before.at("val").at("top1"));
+    EXPECT_EQ(again.seconds, before.at("seconds"));
   }
   EXPECT_EQ(train::read_json_file(folder.path() / "run/result.json"), before);
 }
@@ -329,6 +344,7 @@ TEST(Search, GoesOnWhereItWasAndPassesOverRatesThatDiverge) {
                                  {{"lr", 2.5e-4}, {"top1", 100.5}, {"loss", 0.4}}}}});
   const train::RateSearch found = search(prepared.task, &run);
   EXPECT_EQ(found.best, 2.5e-4);
+  EXPECT_EQ(found.tied, std::vector<double>{7.5e-4});
   EXPECT_EQ(messages.count("trying learning rate"), 1);
   EXPECT_EQ(train::read_json_file(run.path() / "lr_search.json").at("trials").size(), 5U);
 
@@ -429,6 +445,17 @@ TEST(RunFolder, AFolderOfAnotherProgramIsRefusedAndKept) {
   EXPECT_NO_THROW(train::RunFolder(locked.path(), Mode::kNew));
 }
 
+TEST(RunFolder, WhatIsNoLineOfALogIsLeftOut) {
+  const TemporaryFolder folder;
+  write_file_atomically(folder.path() / "log.jsonl", R"([1]
+{"type": 5}
+{"type": "epoch", "epoch": 0}
+{"type": "ep)");
+  const std::vector<nlohmann::json> lines = train::read_log(folder.path());
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_EQ(lines[0].at("epoch"), 0);
+}
+
 TEST(RunFolder, AKillBetweenTwoRenamesIsRepaired) {
   const TemporaryFolder folder;
   const fs::path path = folder.path() / "run";
@@ -508,6 +535,18 @@ TEST(RunFolder, SurvivesKillsAtAnyMoment) {
     EXPECT_EQ(read("model"), read("state.json"));
     EXPECT_EQ(read("optimizer"), read("state.json"));
   }
+}
+
+TEST(Task, ADecayPerAxisIsOneOfManhattan) {
+  train::Request request = tiny_request("nowhere");
+  request.config->violin->decay_per_axis = true;
+  EXPECT_THROW(train::check(request), Error);
+  request.config->violin->curves.clear();
+  EXPECT_THROW(train::check(request), Error);
+  request.config->violin->curves = "snake,manhattan";
+  train::check(request);
+  request.config->violin->decay = 0.9;  // one for all axes
+  EXPECT_THROW(train::check(request), Error);
 }
 
 TEST(Task, ChangedDataAreNoticed) {

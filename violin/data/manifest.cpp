@@ -72,7 +72,7 @@ std::vector<Entry> read_json_lines(std::string_view text, const fs::path& name) 
     ++number;
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
     const nlohmann::json object = nlohmann::json::parse(line, nullptr, false);
-    if (!object.is_object()) fail(name, number, "not a JSON object");
+    if (!object.is_object()) fail(name, number, "not a JSON object; each has a line of its own");
     const auto value = [&](const char* key, bool needed) -> std::string {
       const auto field = object.find(key);
       if (field == object.end() || field->is_null()) {
@@ -125,6 +125,9 @@ Dataset open_manifest(const fs::path& path, const DatasetOptions& options) {
   if (text.find('\0') != std::string_view::npos) throw Error("'" + path.string() + "' is not a text file");
   const std::size_t first = text.find_first_not_of(" \t\r\n");
   if (first == std::string_view::npos) throw Error("'" + path.string() + "' is empty");
+  if (text[first] == '[')
+    throw Error("'" + path.string() +
+                "' is a JSON list; write one object per line, {\"path\": …, \"label\": …}, or CSV");
   std::vector<Entry> entries = text[first] == '{' ? read_json_lines(text, path) : read_csv(text, path);
   if (entries.empty()) throw Error("'" + path.string() + "' lists no images");
 

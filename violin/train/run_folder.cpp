@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -76,6 +77,13 @@ bool is_run_folder(const fs::path& path) {
   }
 }
 
+bool is_run_file(const fs::path& path) {
+  const fs::path file = fs::absolute(path).lexically_normal(), folder = file.parent_path();
+  if (folder.filename() == "best" || folder.filename() == "last") return is_run_folder(folder.parent_path());
+  const bool own = std::find(kFiles.begin(), kFiles.end(), file.filename()) != kFiles.end();
+  return own && file.filename() != "report.html" && is_run_folder(folder);
+}
+
 json read_json_file(const fs::path& path) {
   const Bytes bytes = read_file(path, std::int64_t{256} << 20);
   return nn::parse_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, quoted(path));
@@ -86,7 +94,8 @@ std::vector<json> read_log(const fs::path& run) {
   std::ifstream file(run / "log.jsonl");
   for (std::string line; std::getline(file, line);) {
     json parsed = json::parse(line, nullptr, false);
-    if (!parsed.is_discarded()) lines.push_back(std::move(parsed));
+    if (parsed.is_object() && parsed.contains("type") && parsed.at("type").is_string())
+      lines.push_back(std::move(parsed));
   }
   return lines;
 }

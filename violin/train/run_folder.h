@@ -69,8 +69,10 @@ void check_run_folder(const std::filesystem::path& path, RunFolder::Mode mode);
 // True for the config.json of a run, and for a folder that has one.
 bool is_run_config(const nlohmann::json& config);
 bool is_run_folder(const std::filesystem::path& path);
+// True for the place of a file that a run writes for itself; a page about it is none.
+bool is_run_file(const std::filesystem::path& path);
 nlohmann::json read_json_file(const std::filesystem::path& path);
-// The objects of log.jsonl; a last line that a kill cut off is left out.
+// The objects of log.jsonl that have a type; a last line that a kill cut off is left out.
 std::vector<nlohmann::json> read_log(const std::filesystem::path& run);
 
 }  // namespace violin::train

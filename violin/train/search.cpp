@@ -78,6 +78,8 @@ RateSearch search_rate(const Task& task, const data::Dataset& dataset, const std
   if (best == nullptr)
     throw Error("with every learning rate that was tried the loss grew without bound; give a smaller one (--lr 1e-5)");
   search.best = best->lr;
+  for (const RateTrial& trial : search.trials)
+    if (&trial != best && !trial.diverged && trial.top1 == best->top1) search.tied.push_back(trial.lr);
   search.finished = true;
   return search;
 }

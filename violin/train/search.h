@@ -21,7 +21,8 @@ struct RateTrial {
 struct RateSearch {
   std::vector<RateTrial> trials;
   double best = 0;
-  bool finished = false;  // false: stopped on request
+  std::vector<double> tied;  // others that are as accurate and have no smaller loss
+  bool finished = false;     // false: stopped on request
 };
 
 // `fresh` gives the model with its initial weights, once per candidate. Finished trials are kept in the run's

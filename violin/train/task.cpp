@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "violin/checkpoint/model_file.h"
+#include "violin/curves/curves.h"
 #include "violin/error.h"
 #include "violin/nn/registry.h"
 #include "violin/train/schedule.h"
@@ -96,8 +97,20 @@ Task task_from_json(const json& object) {
   return task;
 }
 
-Prepared prepare(const Request& request) {
+void check(const Request& request) {
   check(request.options);
+  for (const auto& mask : {request.mask, request.config ? request.config->violin : std::nullopt}) {
+    if (!mask || !mask->decay_per_axis) continue;
+    const auto list = mask->curves.empty() ? std::vector<curves::Curve>{} : curves::parse_curves(mask->curves);
+    const bool by_axis = std::any_of(list.begin(), list.end(),
+                                     [](const curves::Curve& curve) { return curve.kind == curves::Kind::kManhattan; });
+    if (!by_axis || mask->decay)
+      throw Error("decay_per_axis has no effect but on learned decays of manhattan (--curves manhattan); leave it out");
+  }
+}
+
+Prepared prepare(const Request& request) {
+  check(request);
   Prepared prepared;
   Task& task = prepared.task;
   task.command = request.command;
@@ -155,9 +168,11 @@ Prepared prepare(const Request& request) {
   nn::VisionTransformer& model = *prepared.model;
   if (model.config().in_chans != 3)
     throw Error("training takes images of 3 channels; the model's have " + std::to_string(model.config().in_chans));
-  if (model.config().img_size.height != model.config().img_size.width)
-    throw Error("training takes square images; the model's are " + nn::to_string(model.config().img_size));
-  task.preprocessing.size = model.config().img_size.height;
+  const nn::Size size = model.config().img_size;
+  if (size.height != size.width)
+    throw Error("training takes square images; the model's are " + nn::to_string(size) + " (--img-size " +
+                std::to_string(std::max(size.height, size.width)) + " makes them square)");
+  task.preprocessing.size = size.height;
   if (options.crop == "squash") {
     task.preprocessing.crop = data::EvalCrop::kSquash;
     task.preprocessing.crop_pct = 1;

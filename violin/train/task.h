@@ -40,6 +40,9 @@ struct Task {
   std::vector<std::string> notes;  // what the user should hear
 };
 
+// Throws violin::Error for options that are wrong, and for a new mask's that would have no effect.
+void check(const Request& request);
+
 nlohmann::ordered_json to_json(const Task& task);
 Task task_from_json(const nlohmann::json& json);
 

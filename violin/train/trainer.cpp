@@ -36,8 +36,10 @@ Image first_readable(const data::SampleSet& set, data::OnBadImage policy) {
   for (std::int64_t i = 0;; ++i) {
     try {
       return set.decode(i);
-    } catch (const Error&) {
-      if (policy == data::OnBadImage::kFatal || i + 1 >= set.size()) throw;
+    } catch (const Error& error) {
+      if (policy == data::OnBadImage::kFatal) throw;
+      if (i + 1 >= set.size())
+        throw Error("none of the " + std::to_string(set.size()) + " images of train can be read: " + error.what());
     }
   }
 }
@@ -467,6 +469,8 @@ Outcome Trainer::train() {
   // A run that was finished before is measured again and stays as it is.
   const bool was_finished =
       state_.epoch >= o.epochs && run_ != nullptr && std::filesystem::exists(run_->path() / "result.json");
+  if (was_finished && options_.listener != nullptr)
+    options_.listener->on_message("'" + run_->path().string() + "' is finished: nothing is left to train");
   Outcome outcome;
   outcome.finished = true;
   while (state_.epoch < o.epochs) {
@@ -509,7 +513,8 @@ Outcome Trainer::train() {
     check_readable(evaluation, "test", dataset_.test.size());
     outcome.test = evaluation.metrics;
   }
-  outcome.seconds = seconds_now();
+  outcome.seconds =
+      was_finished ? read_json_file(run_->path() / "result.json").value("seconds", state_.seconds) : seconds_now();
   if (run_ != nullptr && processes().first() && outcome.finished && !was_finished) {
     ordered_json result = {{"epochs", outcome.epochs},
                            {"steps", outcome.steps},
