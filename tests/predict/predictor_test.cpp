@@ -163,6 +163,16 @@ TEST(Predictor, RefusesWeightsWithoutClassesAndBrokenImages) {
   }
 }
 
+TEST(Predictor, GivesNoSquaresToWeightsForRectangles) {
+  const Saved saved;
+  try {
+    const Predictor predictor(saved.path(), {.load = {.img_size = nn::Size{64, 32}}});
+    FAIL() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("64x32"), std::string::npos) << error.what();
+  }
+}
+
 TEST(Predictor, Bf16IsCloseToFp32) {
   const Saved saved;
   const Predictor full(saved.path());
