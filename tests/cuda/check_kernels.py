@@ -312,14 +312,24 @@ def check_mask(kernels, only):
 def check_scratch(kernels):
     """At most twice the table or 64 MiB, the gain coming packed."""
     failures = 0
-    for B, h, N in ((64, 6, 1024), (64, 6, 1025), (64, 6, 1370), (64, 3, 1370), (128, 3, 1370), (64, 12, 1370), (4, 12, 4096),
-                    (16, 6, 2305), (256, 6, 197), (32, 16, 577), (1, 6, 1025)):
+    shapes = ((64, 6, 1024), (64, 6, 1025), (64, 6, 1370), (64, 3, 1370), (128, 3, 1370), (64, 12, 1370), (4, 12, 4096),
+              (16, 6, 2305), (256, 6, 197), (32, 16, 577), (1, 6, 1025))
+    for (B, h, N), d in itertools.product(shapes, (64, 128)):
         allowed = max(2 * h * N * N * 4, 64 << 20)
-        used = kernels.backward_scratch(B, h, N)
+        used = kernels.backward_scratch(B, h, N, d)
         if used > allowed:
             failures += 1
-            print(f"FAIL scratch of {B} x {h} x {N}: {used / 1e6:.1f} MB, {allowed / 1e6:.1f} allowed", flush=True)
+            print(f"FAIL scratch of {B} x {h} x {N} x {d}: {used / 1e6:.1f} MB, {allowed / 1e6:.1f} allowed", flush=True)
     return failures
+
+
+def check_choice(kernels):
+    """Which heads the Hopper kernels take: multiples of 8 up to 128 at addresses that bulk copies can read."""
+    wrong = [d for d in range(1, 140) if kernels.takes_sm90(d) != [d % 8 == 0 and d <= 128] * 2]
+    wrong += ["addresses"] if any(kernels.takes_sm90(64, (1 << 20) + 8)) else []
+    if wrong:
+        print("FAIL choice of kernels:", wrong, flush=True)
+    return len(wrong)
 
 
 def check_gain(kernels, only):
@@ -383,8 +393,9 @@ def main():
     parser.add_argument("--only", default="")
     args = parser.parse_args()
     if not torch.cuda.is_available():
-        failures = check_scratch(Kernels(args.library))
-        print(f"scratch: {failures} failures; no CUDA device: the other GPU checks are skipped")
+        kernels = Kernels(args.library)
+        failures = check_scratch(kernels) + check_choice(kernels)
+        print(f"scratch and choice: {failures} failures; no CUDA device: the other GPU checks are skipped")
         return 1 if failures else 0
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
@@ -393,6 +404,7 @@ def main():
     failures = check_mask(kernels, args.only) + check_gain(kernels, args.only) + check_attention(kernels, args.repeat, args.only)
     if not args.only:
         failures += check_wanted(kernels) + check_not_numbers(kernels) + check_far_curve(kernels) + check_scratch(kernels)
+        failures += check_choice(kernels)
     print("failures:", failures)
     return 1 if failures else 0
 

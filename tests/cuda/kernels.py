@@ -145,13 +145,23 @@ class Kernels:
         self._run("attention_backward", p, path, poison=poison)
         return (*grads, *tables)
 
+    @staticmethod
+    def _backward_of(B, h, N, d, address=1 << 20):
+        own = Heads(address, 3 * N * h * d, d, 3 * h * d)
+        packed = Table(1 << 20, 0, 1, 0, True)
+        return Backward(Shape(B, h, N, N, d, 1), DTYPES[torch.bfloat16], 1 / math.sqrt(d), own, own, own, own, own, 1 << 20,
+                        packed, Table(), Table(), own, own, own, 1 << 20, None, None)
+
     def backward_scratch(self, B, h, N, d=64, path=90):
         """Bytes beside a packed gain, all gradients wanted. Nothing is read: any address will do."""
-        own = Heads(1 << 20, 3 * N * h * d, d, 3 * h * d)
-        packed = Table(1 << 20, 0, 1, 0, True)
-        p = Backward(Shape(B, h, N, N, d, 1), DTYPES[torch.bfloat16], 1 / math.sqrt(d), own, own, own, own, own, 1 << 20, packed,
-                     Table(), Table(), own, own, own, 1 << 20, None, None)
-        return self.lib.attention_backward_scratch(ctypes.byref(p), path)
+        return self.lib.attention_backward_scratch(ctypes.byref(self._backward_of(B, h, N, d)), path)
+
+    def takes_sm90(self, d, address=1 << 20):
+        """Whether the Hopper kernels would take both passes over packed q, k, v with heads of d numbers at this address."""
+        b = self._backward_of(2, 3, 100, d, address)
+        f = Forward(b.shape, b.dtype, b.scale, b.q, b.k, b.v, b.gain, Table(), Table(), b.dq, 1 << 20)
+        return [bool(self.lib.attention_forward_uses_sm90(ctypes.byref(f))),
+                bool(self.lib.attention_backward_uses_sm90(ctypes.byref(b)))]
 
     def _mask(self, ranks, log_decay, weight, prefix, prefix_decay, log_space):
         G, C, A, N = ranks.shape

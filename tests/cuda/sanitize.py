@@ -14,6 +14,8 @@ SHAPES = [  # B, h, N, d
     (6, 1, 130, 40),  # a tail of two queries
     (70, 2, 65, 64),  # several rounds of a persistent grid
     (5, 2, 197, 80),  # heads of two parts
+    (70, 2, 65, 128),
+    (6, 1, 130, 96),
 ]
 
 

@@ -23,7 +23,7 @@ __host__ __device__ constexpr int parts_of(int steps) {
 }
 template <int kSteps>
 constexpr int kPartsOf = parts_of(kSteps);
-// Columns of the last part that exist.
+// Columns of the last part that are computed.
 template <int kSteps>
 constexpr int kLastColumns = 16 * (kSteps - 4 * (kPartsOf<kSteps> - 1));
 inline int steps_of(const AttentionShape& s) {

@@ -21,9 +21,9 @@ static_assert(registers_suffice(kGroups, kProducerRegisters, kConsumerRegisters)
 constexpr int kStatisticsBytes = kStatisticsFloats * 4;
 
 template <int kParts, bool kGain>
-constexpr int kSharedBytes =
-    1024 + 2 * kGroups * 2 * kTileBytes + kStagesOf<kParts> * (2 * kParts * kTileBytes + kStatisticsBytes) +
-    (kGain ? kStagesOf<kParts> * kGroups * kRecordBytes : 0) + 8 * (2 * kStagesOf<kParts> + 2);
+constexpr int kSharedBytes = 1024 + (kParts == 1 ? 2 : 1) * kGroups * 2 * kParts * kTileBytes +
+                             kStagesOf<kParts> * (2 * kParts * kTileBytes + kStatisticsBytes) +
+                             (kGain ? kStagesOf<kParts> * kGroups * kRecordBytes : 0) + 8 * (2 * kStagesOf<kParts> + 2);
 
 // kPersistent: a block takes item after item and loads the next one while it stores the last, which pays where items
 // are short. Otherwise it has one item, and the compiler makes a tighter loop of its steps.
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       pin(x);
       pin(dx);
     }
-    release(own_empty, lane == 0);  // not before a product has waited for the registers
+    release(own_empty, lane == 0);  // of registers, not before a product has waited for them; else nobody waits for it
     for (int t = 0; t < query_tiles; ++t) {
       const int step = first_step + t;
       const int s = step % kStages;

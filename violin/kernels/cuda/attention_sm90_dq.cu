@@ -10,8 +10,8 @@
 // (head, query tile, four images) as Schedule says; all but one of those of a head's query tile leave their sums in
 // strips of scratch that a last kernel adds in order (attention_sm90_last.cu).
 //
-// Where heads have two parts, a warpgroup has one image at a time instead of two: what is said of its two images here
-// then holds for the two parts of the one.
+// Where heads have two parts, a warpgroup has one image at a time: its two parts have the buffers of two images, and
+// the table's gradient leaves for every image, to one place.
 #include "violin/kernels/cuda/attention_sm90.cuh"
 
 namespace violin::kernels::cuda::sm90 {
@@ -22,7 +22,7 @@ template <int kParts, bool kGain>
 constexpr int kStagesOf = kParts == 1 && kGain ? 3 : 4;
 template <bool kGain>
 constexpr int kVStagesOf = kGain ? 2 : 4;
-constexpr int kRecords = 2;  // each serves both images
+constexpr int kRecords = 2;  // each serves all images
 constexpr int kCluster = kTilesPerUnit;
 constexpr int kConsumers = 2 * kWarpgroup;
 constexpr int kThreads = kConsumers + kWarpgroup;
@@ -322,7 +322,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
           const int column = kParts == 1 ? 0 : i * kTile;
           copy_box_to((1 << kCluster) - 1, k_tiles + s * kStageBytes + rank * kTileBytes, &maps.k, full + s, column,
                       key_tile * kTile, r.h, image(x));
-          // Whoever has released the stage has done with the record of two steps ago; the second image needs it too.
+          // Whoever has released the stage has done with the record of two steps ago; a second image needs it too.
           if constexpr (kGain) {
             static_assert(kStages + kImagesPerGroup - 1 <= kTilesPerGroup * kRecords);
             if (i == 0) {
@@ -359,7 +359,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   const std::uint32_t first_k = low_descriptor(k_tiles) + group * (kTileBytes >> 4);
   const std::uint32_t first_v = low_descriptor(v_tiles) + group * (kTileBytes >> 4);
   const auto k_tile = [&](int at, int i) { return first_k + slot(at, i) * (kStageBytes >> 4); };
-  // What follows is for an image: one tile or both.
+  // What follows is for an image, given by the first of its tiles.
   const auto await = [&](int at, int image) {
 #pragma unroll
     for (int i = image; i < image + kParts; ++i) wait(full + slot(at, i), (kTilesPerGroup * at + i) / kStages % 2);
@@ -515,7 +515,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
             }
           }
         };
-        // The record is fetched again for the second image: 32 gains are too many to keep.
+        // The record is fetched again for a second image: 32 gains are too many to keep.
         const auto fetch_next = [&] {
           if (!more) return;
           await(next_step, kNext[i]);

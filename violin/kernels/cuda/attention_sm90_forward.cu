@@ -1,10 +1,9 @@
 // Forward pass on Hopper. A block owns 256 queries of one (image, head), 128 where heads have two parts: four or two
 // warpgroups of 64 queries each and one warp that keeps bulk copies of K, V and table tiles in flight, three tiles of
-// 64 keys deep. Within a warpgroup the
-// next product with K is issued before the product with V, so that the softmax waits for the former alone and starts
-// beside the latter; that of the next item's first keys is issued in the last step. Results go through the place of the
-// queries in shared memory. Images are the fastest grid index: neighbours in time share a table tile, which then comes
-// from L2.
+// 64 keys deep. Within a warpgroup the next product with K is issued before the product with V, so that the softmax
+// waits for the former alone and starts beside the latter; that of the next item's first keys is issued in the last
+// step. Results go through the place of the queries in shared memory. Images are the fastest grid index: neighbours in
+// time share a table tile, which then comes from L2.
 #include "violin/kernels/cuda/attention_sm90.cuh"
 
 namespace violin::kernels::cuda::sm90 {
@@ -25,6 +24,7 @@ constexpr int kThreads = (kGroupsOf<kParts> + 1) * kWarpgroup;
 template <int kParts, bool kGain>
 constexpr int kSharedBytes = 1024 + 2 * kGroupsOf<kParts> * kParts * kTileBytes + kStages * 2 * kParts * kTileBytes +
                              (kGain ? kStages * kGroupsOf<kParts> * kRecordBytes : 0) + 8 * (2 * kStages + 4);
+static_assert(kSharedBytes<1, true> <= 227 * 1024 && kSharedBytes<2, true> <= 227 * 1024);
 
 // kPersistent: a block takes item after item and loads the next one while it stores the last, which pays where items
 // are short. Otherwise it has one item, and the compiler makes a tighter loop of its steps.

@@ -9,7 +9,7 @@ constexpr int kThreads = 256;
 constexpr int kPartThreads = 8;  // for a row of 64 numbers
 constexpr int kRows = kThreads / kPartThreads;
 
-// A thread's eight numbers of a row of a head, which has so many threads; 0 past its end.
+// A thread's eight numbers of a row of a head, on which kRowThreads threads work; 0 past its end.
 template <class T, int kRowThreads = kPartThreads>
 struct Piece {
   uint4 bits{};
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kRowThreads = kParts * kPartThreads;
   const int nq = static_cast<int>(p.shape.queries);
   const int query_tiles = (nq + kTile - 1) / kTile;
-  const unsigned x = (blockIdx.x * kThreads + threadIdx.x) / kRowThreads;
+  const unsigned x = blockIdx.x * (kThreads / kRowThreads) + threadIdx.x / kRowThreads;
   const unsigned rows = query_tiles * kTile;
   const unsigned heads = static_cast<unsigned>(p.shape.heads);
   const int i = static_cast<int>(x % rows);

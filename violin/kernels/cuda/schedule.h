@@ -1,7 +1,8 @@
 // How the queries' side is cut for dQ and the gain's gradient: units of (group, head, two query tiles), each with
-// items_per_unit items of four images; a cluster of two blocks, one per query tile, takes some of them. Most clusters
-// take `share` items of one unit, the same images as others do in the units of the same head, which then find K and V
-// in L2. What is left of the units, `rest` items of each, is cut into equal ranges for the other clusters.
+// items_per_unit items of four images, of two where heads have two parts; a cluster of two blocks, one per query tile,
+// takes some of them. Most clusters take `share` items of one unit, the same images as others do in the units of the
+// same head, which then find K and V in L2. What is left of the units, `rest` items of each, is cut into equal ranges
+// for the other clusters.
 //
 // The sums of a unit go to their place from the cluster that takes the unit's first item; every other cluster that has
 // items of the unit leaves its sums in a strip of its own. A cluster has one strip: of the units it takes items of, it
