@@ -161,7 +161,7 @@ void add_bench_data(CLI::App& bench) {
   verb->add_option("--workers,--threads", options->workers, "Of the loader; default: one per core")
       ->check(CLI::Range(1, 1024));
   verb->add_option("--seconds", options->seconds, "To spend on each step")->check(check_seconds)->capture_default_str();
-  verb->add_option("--seed", options->seed, "Of augmentation")->capture_default_str();
+  verb->add_option("--seed", options->seed, "Of augmentation")->check(check_seed)->capture_default_str();
   verb->add_flag("--json", options->json, "One JSON document on stdout");
   verb->callback([options] { run_data(*options); });
 }

@@ -3,6 +3,7 @@
 #include "cli/bench_model.h"
 
 #include <cstdio>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "bench/model.h"
@@ -26,6 +27,9 @@ struct ModelBench {
 };
 
 void run_model(const ModelBench& options) {
+  std::error_code failure;
+  if (!options.trace.empty()) std::filesystem::create_directories(options.trace, failure);
+  if (failure) throw Error("cannot make the folder '" + options.trace + "' (--trace): " + failure.message());
   const Compute compute = start_compute(options.compute);
   bench::ModelOptions settings;
   settings.config = options.config.empty() ? nn::find_model(options.model) : read_model_config(options.config);
@@ -76,9 +80,10 @@ void run_model(const ModelBench& options) {
 void add_bench_model(CLI::App& bench) {
   CLI::App* verb = bench.add_subcommand("model", "A model with its mask against its twin without one");
   const auto options = std::make_shared<ModelBench>();
-  verb->add_option("--model", options->model, "Name of a model")->capture_default_str();
+  CLI::Option* model = verb->add_option("--model", options->model, "Name of a model")->capture_default_str();
   verb->add_option("--config", options->config, "JSON file that describes the model, instead of a name")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->excludes(model);
   verb->add_option("--batch", options->batch, "Images per step")->check(CLI::Range(1, 65536))->capture_default_str();
   verb->add_option("--seconds", options->seconds, "To spend on each of inference and training")
       ->check(check_seconds)

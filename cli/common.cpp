@@ -113,6 +113,13 @@ std::string check_seconds(const std::string& text) {
   return whole && value > 0 && value <= 86400 ? "" : "'" + text + "': expected a number above 0 and at most 86400";
 }
 
+std::string check_seed(const std::string& text) {
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  return whole ? "" : "'" + text + "': expected a whole number from 0 to 18446744073709551615";
+}
+
 void print_array(std::span<const std::int32_t> values) {
   print("[");
   std::array<char, 16> buffer;

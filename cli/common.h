@@ -62,8 +62,9 @@ std::string printable(std::string_view text);
 void print(std::string_view text);
 void note(std::string_view text);
 
-// What is wrong with the value of --seconds, for CLI11; nothing where it is a time to measure for.
+// What is wrong with the value of --seconds or --seed, for CLI11; nothing where it is a time to measure for, a seed.
 std::string check_seconds(const std::string& text);
+std::string check_seed(const std::string& text);
 
 // A JSON array of numbers, written piece by piece so that a large one needs no memory of its own.
 void print_array(std::span<const std::int32_t> values);

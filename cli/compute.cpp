@@ -4,7 +4,6 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <charconv>
 #include <thread>
 
 #include "cli/common.h"
@@ -24,12 +23,7 @@ void add_compute_options(CLI::App& verb, ComputeOptions& options, Draws draws) {
   verb.add_option("--precision", options.precision, "fp32 (default) or bf16")->type_name("P")->group("Computation");
   if (draws == Draws::kRandom)
     verb.add_option("--seed", options.seed, "Seed of everything random (default 0)")
-        ->check([](const std::string& text) {
-          std::uint64_t seed = 0;
-          const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
-          const bool whole = error == std::errc() && end == text.data() + text.size();
-          return whole ? std::string() : "'" + text + "': expected a whole number from 0 to 18446744073709551615";
-        })
+        ->check(check_seed)
         ->type_name("N")
         ->group("Computation");
 }

@@ -64,7 +64,8 @@ TEST(Command, ChecksArgumentsBeforeItLooksAtImagesOrWeights) {
   const TemporaryFolder folder;
   expect_failure(with(eval, {"--predictions", folder.path().string()}), 1, "it is a folder");
   for (const char* seed : {"-1", "99999999999999999999", "1.5", "x"})
-    expect_failure({"train", "--data", "nowhere", "--seed", seed}, 2, "expected a whole number from 0");
+    for (const Arguments& verb : {Arguments{"train"}, Arguments{"bench", "data"}})
+      expect_failure(with(verb, {"--data", "nowhere", "--seed", seed}), 2, "expected a whole number from 0");
 }
 
 TEST(Command, ExplainsTimesToMeasureForAndThreads) {
@@ -77,6 +78,8 @@ TEST(Command, ExplainsTimesToMeasureForAndThreads) {
     }
   }
   expect_failure({"bench", "attention", "--threads", "0"}, 2, "1 to 1024");
+  expect_failure({"bench", "model", "--model", "vit_micro", "--config", "c.json"}, 2, "excludes");
+  expect_failure({"bench", "model", "--trace", "/dev/null/traces"}, 1, "--trace");
 }
 
 TEST(Command, ListsModelsByAPartOfTheirNameAndNamesTheNearest) {

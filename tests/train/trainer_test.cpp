@@ -549,6 +549,21 @@ TEST(Task, ADecayPerAxisIsOneOfManhattan) {
   EXPECT_THROW(train::check(request), Error);
 }
 
+TEST(Task, DecaysNeedACurve) {
+  train::Request request = tiny_request("nowhere");
+  nn::MaskConfig& mask = *request.config->violin;
+  mask.curves.clear();
+  mask.alpha = true;
+  train::check(request);
+  mask.learned_prefix_decay = true;
+  EXPECT_THROW(train::check(request), Error);
+  mask.learned_prefix_decay = false;
+  mask.decay = 0.9;
+  EXPECT_THROW(train::check(request), Error);
+  mask.curves = "snake";
+  train::check(request);
+}
+
 TEST(Task, ChangedDataAreNoticed) {
   const TemporaryFolder folder;
   write_images(folder.path() / "data", 3, 6);

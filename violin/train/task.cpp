@@ -100,7 +100,11 @@ Task task_from_json(const json& object) {
 void check(const Request& request) {
   check(request.options);
   for (const auto& mask : {request.mask, request.config ? request.config->violin : std::nullopt}) {
-    if (!mask || !mask->decay_per_axis) continue;
+    if (!mask) continue;
+    if (mask->curves.empty() && (mask->decay || mask->learned_prefix_decay))
+      throw Error(std::string(mask->decay ? "a fixed decay" : "a learned prefix decay") +
+                  " has no effect on a mask without curves; leave it out, or give curves");
+    if (!mask->decay_per_axis) continue;
     const auto list = mask->curves.empty() ? std::vector<curves::Curve>{} : curves::parse_curves(mask->curves);
     const bool by_axis = std::any_of(list.begin(), list.end(),
                                      [](const curves::Curve& curve) { return curve.kind == curves::Kind::kManhattan; });
