@@ -136,7 +136,7 @@ class GridRecorder:
         if self._tracing:
             self._tracing = False
             for mask in self.masks:
-                mask._given = None
+                mask._given = mask._given_packed = None
 
     def tables(self, mask: ViolinMask, grid: tuple[int, int]) -> Tables:
         """mask.tables(), made together with those of other layers where possible."""
@@ -155,19 +155,32 @@ class GridRecorder:
             current.tables = dict(zip(group, mask.build_together(group[1:], grid, self.prefix)))
         return current.tables[mask]
 
+    def packed(self, mask: ViolinMask, grid: tuple[int, int], dtype: torch.dtype) -> Tables:
+        """mask.build_packed(), made together with those of other layers in compiled code without gradients."""
+        given = mask._given_packed if torch.compiler.is_compiling() else None
+        if given is not None and given[0] == dtype and grid == self.grid:
+            return given[1]
+        return mask.build_packed(grid, self.prefix, dtype)
+
     def _give(self, dtype: torch.dtype) -> None:
         """For compiled code. Checkpointed layers may read there, and may not change anything, so tables are made before the
-        first layer runs; all are alive from here on, and the limit is one for all. Layers whose gains can be packed make
-        them when they need them."""
+        first layer runs; all are alive from here on, and the limit is one for all. With gradients, layers whose gains can be
+        packed make them when they need them."""
         start, left = 0, TOGETHER if torch.is_grad_enabled() else TOGETHER // 8  # nobody else would keep them
         while start < len(self.masks):
-            packs = self.masks[start].packs(dtype, self.grid, self.prefix)
-            group = [] if packs else self._group(start, self.grid, left)
-            if len(group) > 1:
-                made = group[0].build_together(group[1:], self.grid, self.prefix)
+            first = self.masks[start]
+            packs = first.packs(dtype, self.grid, self.prefix)
+            group = [] if packs and torch.is_grad_enabled() else self._group(start, self.grid, left)
+            if len(group) > 1 and packs:
+                packed = first.build_packed_together(group[1:], self.grid, self.prefix, dtype)
+                for mask, tables in zip(group, packed):
+                    mask._given_packed = (dtype, tables)
+            elif len(group) > 1:
+                made = first.build_together(group[1:], self.grid, self.prefix)
                 for mask, tables in zip(group, made):
                     mask._given = tables
-                left -= len(group) * self._bytes(group[0], self.grid)
+            if len(group) > 1:
+                left -= len(group) * self._bytes(first, self.grid)
             start += max(len(group), 1)
 
     def _group(self, start: int, grid: tuple[int, int], limit: int) -> list[ViolinMask]:
@@ -372,7 +385,7 @@ class _Masked(nn.Module):
             # Only the attention operators can read a packed gain.
             plain = weights or rate > 0 or self._request is not None or self.head_dim > _LARGEST_FUSED_HEAD
             if not plain and self.violin.packs(dtype, grid, prefix):
-                tables = self.violin.build_packed(grid, prefix, dtype)
+                tables = self._grids.packed(self.violin, grid, dtype)
             else:
                 tables = self._grids.tables(self.violin, grid)
                 if plain and tables.packed:

@@ -187,7 +187,9 @@ class ViolinMask(nn.Module):
         self.curve_names = tuple(self.config.names)
         self._curve_list = ",".join(self.curve_names)
         self._kind = f"{self.config} {self.layer_heads} {self.grid}"
-        self._given: Tables | None = None  # while compiled code is traced: made with those of other layers
+        # While compiled code is traced: made with those of other layers, as tables or packed for a type.
+        self._given: Tables | None = None
+        self._given_packed: tuple[torch.dtype, Tables] | None = None
         self._kept: dict[tuple[int, int, int], tuple[_State, Tables]] = {}
         self._frozen: dict[tuple[int, int, int], Tables] = {}
         self._frozen_types: dict[tuple[int, int, int], torch.dtype | None] = {}  # what freeze() was given
@@ -377,11 +379,14 @@ class ViolinMask(nn.Module):
 
     def build_together(self, others: Sequence[ViolinMask], grid: Sequence[int], prefix: int = 0) -> list[Tables]:
         """build() of this mask and of others like it, in one call of each operator: on a device one mask is little work."""
-        sources = [mask._values() for mask in (self, *others)]
-        joined = (None if parts[0] is None else torch.cat(parts, -1) for parts in zip(*sources))
-        tables = self._composed(_Values(*joined), grid, prefix)
+        tables = self._composed(self._joined(others), grid, prefix)
         split = [None if table is None else table.split(len(self.masked_heads)) for table in tables]
-        return [self._spread(Tables(*(None if s is None else s[i] for s in split))) for i in range(len(sources))]
+        return [self._spread(Tables(*(None if s is None else s[i] for s in split))) for i in range(1 + len(others))]
+
+    def _joined(self, others: Sequence[ViolinMask]) -> _Values:
+        """The values of this mask and of others like it, heads behind heads."""
+        sources = zip(*(mask._values() for mask in (self, *others)))
+        return _Values(*(None if parts[0] is None else torch.cat(parts, -1) for parts in sources))
 
     def _composed(self, values: _Values, grid: Sequence[int], prefix: int) -> Tables:
         alpha = None if values.alpha is None else _in_full(values.alpha)
@@ -419,7 +424,16 @@ class ViolinMask(nn.Module):
     def build_packed(self, grid: Sequence[int], prefix: int, dtype: torch.dtype) -> Tables:
         """build() with the gain as the attention operators read it on a GPU, and they alone: about as fast as packing a
         table is, so that nothing has to be kept."""
-        values = self._values()
+        return self._packed(self._values(), grid, prefix, dtype)
+
+    def build_packed_together(
+        self, others: Sequence[ViolinMask], grid: Sequence[int], prefix: int, dtype: torch.dtype
+    ) -> list[Tables]:
+        """build_packed() of this mask and of others like it in one call, without gradients: these would have to be joined."""
+        gain = cast(Tensor, self._packed(self._joined(others), grid, prefix, dtype).gain)
+        return [Tables(gain=part) for part in gain.split(len(self.masked_heads), 1)]
+
+    def _packed(self, values: _Values, grid: Sequence[int], prefix: int, dtype: torch.dtype) -> Tables:
         decay = self._log_decay(values)
         ranks = curve_module.coordinates(self._curve_list, int(grid[0]), int(grid[1]), decay.device)
         weight = None if values.curve_weight is None else _in_full(values.curve_weight)
@@ -567,7 +581,7 @@ class ViolinMask(nn.Module):
         self._changed()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": {}, "_given": None}  # a copy or a pickle makes its own
+        return {**self.__dict__, "_kept": {}, "_given": None, "_given_packed": None}  # a copy or a pickle makes its own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

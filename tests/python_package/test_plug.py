@@ -487,6 +487,49 @@ def test_packed_gains_without_a_gpu(compiled, monkeypatch):
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize("limit", [None, 0])
+def test_packed_gains_of_all_layers_in_one_call(limit, monkeypatch):
+    """In compiled code without gradients, where nothing has to be joined on the way back; memory is limited."""
+    monkeypatch.setattr(violin.ViolinMask, "_packable", lambda mask, dtype: dtype == torch.bfloat16)
+    if limit is not None:
+        monkeypatch.setattr(violin.layers, "TOGETHER", limit)
+    model = violin.plug(build("vit"), init="spread").eval().to("meta").bfloat16()
+    for _, mask in violin.masks(model):
+        mask.float()
+    calls = []
+
+    def backend(graph, _):
+        calls.extend(node for node in graph.graph.nodes if "_decay_gain" in str(node.target))
+        return graph.forward
+
+    x = torch.empty(2, 3, 32, 32, device="meta", dtype=torch.bfloat16)
+    with torch.no_grad():
+        torch.compile(model, fullgraph=True, backend=backend)(x)
+    layers = len(model.blocks)
+    assert layers > 1 and len(calls) == (1 if limit is None else layers)
+    assert all(mask._given_packed is None for _, mask in violin.masks(model))
+    torch._dynamo.reset()
+    calls.clear()
+    torch.compile(model, fullgraph=True, backend=backend)(x)
+    assert len(calls) == layers
+    together = mask.build_packed_together([mask], model.patch_embed.grid_size, 1, torch.bfloat16)
+    alone = mask.build_packed(model.patch_embed.grid_size, 1, torch.bfloat16)
+    assert [t.gain.shape for t in together] == [alone.gain.shape] * 2 and all(t.gain.is_contiguous() for t in together)
+    torch._dynamo.reset()
+
+
+def test_compiled_inference_in_16_bits_on_a_gpu():
+    if not torch.cuda.is_available() or os.environ.get("VIOLIN_PATH") == "reference":
+        pytest.skip("no CUDA device, or its kernels are not to be used")
+    model = violin.plug(build("vit"), init="spread").eval().cuda()
+    x = images((32, 32)).cuda()
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        expected = model(x).float()
+        got = torch.compile(model, fullgraph=True)(x).float()
+    assert (got - expected).norm() <= 3e-2 * expected.norm()
+    torch._dynamo.reset()
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_masks_learn_in_16_bits_on_a_gpu(compiled, monkeypatch):
     """Gains are packed as they are made there: the same outputs and gradients as with tables, but for rounding."""
