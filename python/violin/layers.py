@@ -171,15 +171,16 @@ class GridRecorder:
             first = self.masks[start]
             packs = first.packs(dtype, self.grid, self.prefix)
             group = [] if packs and torch.is_grad_enabled() else self._group(start, self.grid, left)
-            if len(group) > 1 and packs:
-                packed = first.build_packed_together(group[1:], self.grid, self.prefix, dtype)
-                for mask, tables in zip(group, packed):
-                    mask._given_packed = (dtype, tables)
-            elif len(group) > 1:
-                made = first.build_together(group[1:], self.grid, self.prefix)
-                for mask, tables in zip(group, made):
-                    mask._given = tables
             if len(group) > 1:
+                if packs:
+                    made = first.build_packed_together(group[1:], self.grid, self.prefix, dtype)
+                else:
+                    made = first.build_together(group[1:], self.grid, self.prefix)
+                for mask, tables in zip(group, made):
+                    if packs:
+                        mask._given_packed = (dtype, tables)
+                    else:
+                        mask._given = tables
                 left -= len(group) * self._bytes(first, self.grid)
             start += max(len(group), 1)
 

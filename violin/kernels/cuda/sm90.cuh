@@ -201,29 +201,27 @@ __device__ __forceinline__ void wgmma_wait() {
 __device__ __forceinline__ void keep_branch() {
   asm volatile("");
 }
-// Keeps the compiler from moving uses of an accumulator across a wait.
-template <int kCount>
-__device__ __forceinline__ void pin(float (&c)[kCount]) {
+// Keeps the compiler from moving uses of an accumulator's first kCount numbers across a wait.
+template <int kCount, int kSize>
+__device__ __forceinline__ void pin_first(float (&c)[kSize]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(c[i])::"memory");
 }
-template <int kCount>
-__device__ __forceinline__ void pin_first(float (&c)[32]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(c[i])::"memory");
+template <int kSize>
+__device__ __forceinline__ void pin(float (&c)[kSize]) {
+  pin_first<kSize>(c);
 }
-// What an accumulator holds is not needed any more, and until here its registers are free.
-template <int kCount>
-__device__ __forceinline__ void clear(float (&c)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) c[i] = 0;
-  pin(c);
-}
-
 // The same for left sides in registers: they stay where they are until the products that read them are done.
 __device__ __forceinline__ void pin(std::uint32_t (&a)[4][4]) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
+}
+// What an accumulator holds is not needed any more, and until here its registers are free.
+template <int kSize>
+__device__ __forceinline__ void clear(float (&c)[kSize]) {
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) c[i] = 0;
+  pin(c);
 }
 
 // The inverse of load_matrices<false>.
