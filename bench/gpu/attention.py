@@ -6,7 +6,8 @@ For each shape (B, h, N, d) in bfloat16, with a float32 gain table per head and 
 forward and forward + backward (median, and the middle half of the runs), the largest memory that forward + backward takes beyond
 the inputs, and the error of the output and of the worst gradient against float64, relative in norm. cuDNN and FlashAttention-2 have
 no mask: their lines are what a mask costs nothing against; the last line compares memory with cuDNN's plus the table and its gradient.
-FlexAttention multiplies by a bfloat16 mask; it, the compiled and the plain formula give all gradients.
+FlexAttention multiplies by a bfloat16 mask; it, the compiled and the plain formula give all gradients. "violin, mask packed" has its
+gain in the 16-bit records that the kernels read, as violin.freeze keeps them, and gives the same gradients; "violin" makes them in every call.
 """
 import argparse
 import json
@@ -20,20 +21,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 SHAPES = {"a": (256, 6, 196, 64), "b": (64, 6, 1024, 64), "c": (128, 3, 1024, 64), "e": (4, 12, 4096, 64)}
 
 
-def timed(function, repeats, warmup=5):
+def lap(function):
+    """Events around one call; their time is known after a synchronisation."""
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    function()
+    stop.record()
+    return start, stop
+
+
+def spread(laps):
     """Median and quartiles in milliseconds."""
-    for _ in range(warmup):
-        function()
-    torch.cuda.synchronize()
-    events = []
-    for _ in range(repeats):
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        function()
-        stop.record()
-        events.append((start, stop))
-    torch.cuda.synchronize()
-    low, middle, high = statistics.quantiles([a.elapsed_time(b) for a, b in events], n=4)
+    low, middle, high = statistics.quantiles([start.elapsed_time(stop) for start, stop in laps], n=4)
     return middle, low, high
 
 
@@ -123,8 +122,12 @@ def main():
             compiled = torch.compile(formula, dynamic=False)
             return lambda: compiled(q, k, v, gain)
 
+        packed = torch.ops.violin._pack_gain(gain.detach(), q)
+        handle = torch.zeros((), device="cuda").expand(h, N, N).requires_grad_()  # takes the gradient of a packed gain
         # label, function, leaves, whether the mask takes part
         runs = [("violin", lambda: (lambda: torch.ops.violin.attention(q, k, v, gain)), (q, k, v, gain), True),
+                ("violin, mask packed", lambda: (lambda: torch.ops.violin.attention(q, k, v, packed, handle=handle)),
+                 (q, k, v, handle), True),
                 ("violin, no mask", lambda: (lambda: torch.ops.violin.attention(q, k, v)), (q, k, v), False)]
         if "cudnn" in peers:
             runs.append(("cuDNN, no mask", lambda: with_backend(SDPBackend.CUDNN_ATTENTION), (q, k, v), False))
@@ -138,40 +141,52 @@ def main():
             runs.append(("formula, plain", lambda: (lambda: formula(q, k, v, gain)), (q, k, v, gain), True))
 
         print(f"\n{name} B={B} h={h} N={N} d={d}  {'ms forward':>22} {'forward+backward':>26} {'MiB':>9}  error out / gradients")
+        contenders = []
         for label, make, leaves, masked in runs:
             try:
                 run = make()
 
-                def forward():
+                def forward(run=run):
                     with torch.no_grad():
                         return run()
 
-                def both():
+                def both(run=run, leaves=leaves):
                     return torch.autograd.grad(run(), leaves, dout)
 
-                f = timed(forward, args.repeats)
-                fb = timed(both, args.repeats)
+                for _ in range(3):
+                    forward()
+                    both()
                 memory = peak_memory(both)
                 errors = None
                 if ref is not None and masked:
                     grads = both()
                     errors = (error(forward(), ref[0]), max(error(g, r) for g, r in zip(grads, ref[1])))
                     del grads
-                text = "" if errors is None else f"{errors[0]:.1e} / {errors[1]:.1e}"
-                print(f"  {label:26} {f[0]:8.3f} ({f[1]:.3f}-{f[2]:.3f}) {fb[0]:10.3f} ({fb[1]:.3f}-{fb[2]:.3f}) "
-                      f"{memory / 2**20:9.1f}  {text}",
-                      flush=True)
-                rows.append({"shape": name, "what": label, "forward": f, "forward_backward": fb, "memory": memory,
-                             "error": errors})
+                contenders.append((label, forward, both, memory, errors, [], []))
             except Exception as problem:  # a peer that cannot run here is reported, not fatal
                 print(f"  {label:26} failed: {str(problem).splitlines()[0][:100]}", flush=True)
             torch.cuda.empty_cache()
+        # In turns, so that the chip's clock and temperature are the same for all.
+        for _ in range(args.repeats):
+            for _, forward, both, _, _, forward_laps, both_laps in contenders:
+                forward_laps.append(lap(forward))
+                both_laps.append(lap(both))
+        torch.cuda.synchronize()
+        for label, _, _, memory, errors, forward_laps, both_laps in contenders:
+            f, fb = spread(forward_laps), spread(both_laps)
+            text = "" if errors is None else f"{errors[0]:.1e} / {errors[1]:.1e}"
+            print(f"  {label:26} {f[0]:8.3f} ({f[1]:.3f}-{f[2]:.3f}) {fb[0]:10.3f} ({fb[1]:.3f}-{fb[2]:.3f}) "
+                  f"{memory / 2**20:9.1f}  {text}",
+                  flush=True)
+            rows.append({"shape": name, "what": label, "forward": f, "forward_backward": fb, "memory": memory, "error": errors})
+        del contenders
+        torch.cuda.empty_cache()
         by = {r["what"]: r for r in rows if r["shape"] == name}
-        for peer in ("cuDNN, no mask", "FlashAttention-2, no mask", "FlexAttention, bf16 mask", "formula, plain"):
-            if "violin" in by and peer in by:
-                f = by["violin"]["forward"][0] / by[peer]["forward"][0]
-                fb = by["violin"]["forward_backward"][0] / by[peer]["forward_backward"][0]
-                print(f"  violin / {peer}: {f:.2f} forward, {fb:.2f} forward+backward")
+        for ours in ("violin", "violin, mask packed"):
+            for peer in ("cuDNN, no mask", "FlashAttention-2, no mask", "FlexAttention, bf16 mask", "formula, plain"):
+                if ours in by and peer in by:
+                    f, fb = (by[ours][what][0] / by[peer][what][0] for what in ("forward", "forward_backward"))
+                    print(f"  {ours} / {peer}: {f:.2f} forward, {fb:.2f} forward+backward")
         if "violin" in by and "cuDNN, no mask" in by:
             tables = 2 * gain.numel() * gain.element_size()
             ratio = by["violin"]["memory"] / (by["cuDNN, no mask"]["memory"] + tables)

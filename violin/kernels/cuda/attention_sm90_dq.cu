@@ -26,9 +26,13 @@ constexpr int kRecords = 2;  // each serves all images
 constexpr int kCluster = kTilesPerUnit;
 constexpr int kConsumers = 2 * kWarpgroup;
 constexpr int kThreads = kConsumers + kWarpgroup;
-constexpr int kProducerRegisters = 40;
-constexpr int kConsumerRegisters = 232;
-static_assert(registers_suffice(2, kProducerRegisters, kConsumerRegisters));
+// Where sums have one place, those who collect them need registers for more loads on their way.
+template <int kParts>
+constexpr int kProducerRegisters = kParts == 1 ? 40 : 56;
+template <int kParts>
+constexpr int kConsumerRegisters = kParts == 1 ? 232 : 224;
+static_assert(registers_suffice(2, kProducerRegisters<1>, kConsumerRegisters<1>) &&
+              registers_suffice(2, kProducerRegisters<2>, kConsumerRegisters<2>));
 constexpr int kTilesPerGroup = 2;  // those of two images or the parts of one
 constexpr int kCollectors = kWarpgroup - 32;
 // A tile of sums in shared memory: rows of 64 floats, with the 16-byte pieces of row r swapped by exclusive or with
@@ -48,21 +52,21 @@ class SumsTurns {
   __device__ __forceinline__ void init_barriers() const {
     for (int i = 0; i < kSumsBarriers; ++i) init(barriers_ + i, i < 2 ? kConsumers : kCollectors);
   }
-  __device__ __forceinline__ void announce(int step) const {
+  __device__ __forceinline__ void announce(std::uint32_t step) const {
     if constexpr (kSumsBarriers == 0) {
       named_arrive(full(step), kConsumers + kCollectors);
     } else {
       arrive(barriers_ + (full(step) - 1));
     }
   }
-  __device__ __forceinline__ void await_sums(int step) const {
+  __device__ __forceinline__ void await_sums(std::uint32_t step) const {
     if constexpr (kSumsBarriers == 0) {
       named_sync(full(step), kConsumers + kCollectors);
     } else {
       wait(barriers_ + (full(step) - 1), step / kPlaces % 2);
     }
   }
-  __device__ __forceinline__ void release_place(int step) const {
+  __device__ __forceinline__ void release_place(std::uint32_t step) const {
     for (int group = 0; group < 2; ++group) {
       if constexpr (kSumsBarriers == 0) {
         named_arrive(empty(step, group), kWarpgroup + kCollectors);
@@ -71,7 +75,7 @@ class SumsTurns {
       }
     }
   }
-  __device__ __forceinline__ void await_place(int step, int group) const {
+  __device__ __forceinline__ void await_place(std::uint32_t step, int group) const {
     if (step < kPlaces) return;
     if constexpr (kSumsBarriers == 0) {
       named_sync(empty(step, group), kWarpgroup + kCollectors);
@@ -81,8 +85,10 @@ class SumsTurns {
   }
 
  private:
-  static __device__ __forceinline__ int full(int step) { return 1 + step % kPlaces; }
-  static __device__ __forceinline__ int empty(int step, int group) { return 3 + 2 * (step % kPlaces) + group; }
+  static __device__ __forceinline__ int full(std::uint32_t step) { return 1 + step % kPlaces; }
+  static __device__ __forceinline__ int empty(std::uint32_t step, int group) {
+    return 3 + 2 * (step % kPlaces) + group;
+  }
   Barrier barriers_;
 };
 
@@ -113,6 +119,9 @@ static_assert(kSharedBytes<1, true> <= 227 * 1024 && kSharedBytes<1, false> <= 2
 __device__ __forceinline__ void add_four(float* at, const float4& x) {
   asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
                : "memory");
+}
+__device__ __forceinline__ void store_four(float* at, const float4& x) {
+  asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
 }
 __device__ __forceinline__ float4 load_four(std::uint32_t at) {
   float4 x;
@@ -174,6 +183,9 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   constexpr int kImagesPerGroup = kImages / 2;
   static_assert(kImagesPerGroup * kParts == kTilesPerGroup);
   constexpr int kLast = kLastColumns<kSteps>;
+  // A tile is awaited before half of the arithmetic, where the wait costs least; but where buffers are full of parts of
+  // heads and no record is needed earlier, right before the products.
+  constexpr bool kAwaitsLate = kParts == 2 && !kGain;
   extern __shared__ __align__(1024) unsigned char own_tiles[];                 // [image][q, dout]
   unsigned char* k_tiles = own_tiles + kOwnBytes;                              // [kStages][group]
   unsigned char* v_tiles = k_tiles + kStages * kStageBytes;                    // [kVStages][group]
@@ -200,9 +212,15 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   const int rank = cluster_rank();
   const int cluster = blockIdx.x / kCluster;
   const int count = count_items(schedule, cluster);
-  const auto key_tile_at = [&](int round, int t) { return round % 2 ? key_tiles - 1 - t : t; };
+  // Of steps that are known not to be negative a remainder takes fewer instructions; but without a gain the loop as a
+  // whole is then slower by 2%.
+  using Step = std::conditional_t<kGain, std::uint32_t, int>;
+  const auto key_tile_at = [&](Step round, int t) { return round % 2 ? key_tiles - 1 - t : t; };
   const bool want_table = kGain && p.dgain != nullptr;
   const float scale = static_cast<float>(p.scale);
+  // The table's gradient has the scale as a factor. Beside bfloat16 it is in the weights from the start, so that nobody
+  // multiplies sums by it; float16 has not the range.
+  constexpr bool kScaledWeights = kGain && std::is_same_v<T, __nv_bfloat16>;
   const int group = warpgroup();
 
   if (threadIdx.x == 0) {
@@ -221,16 +239,46 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   cluster_sync();
 
   if (group == 2) {
-    give_registers<kProducerRegisters>();
+    give_registers<kProducerRegisters<kParts>>();
     const int warp = threadIdx.x / 32 - kConsumers / 32;
     if (warp > 0) {
       if (!want_table) return;
       const int lane = threadIdx.x % 32;
       const int stride = static_cast<int>(table_sums.stride);
-      const int last_step = count * key_tiles - 1;
+      const Step steps = count * key_tiles;
       // A warp takes every third group of eight rows, two rows of 16 pieces with a load.
       const std::uint32_t first_piece = shared_address(sums) + lane / 16 * kSumsRow + (lane % 16 ^ lane / 16) * 16;
-      int step = 0;
+      const auto collect = [&](std::uint32_t from, float* to, auto is_first) {
+#pragma unroll 1
+        for (int rows = 8 * (warp - 1); rows < kTile; rows += 8 * (kCollectors / 32)) {
+          const std::uint32_t at = from + rows * kSumsRow;
+          float* row = to + rows * stride;
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            float4 x[2], y[2];
+#pragma unroll
+            for (int m = 0; m < 2; ++m) {
+              const std::uint32_t piece = (at ^ (2 * half + m) * 32) + (2 * half + m) * 2 * kSumsRow;
+              x[m] = load_four(piece);
+              y[m] = load_four(piece + kSumsBytes);
+            }
+#pragma unroll
+            for (int m = 0; m < 2; ++m) {
+              float4 sum = make_float4(x[m].x + y[m].x, x[m].y + y[m].y, x[m].z + y[m].z, x[m].w + y[m].w);
+              if constexpr (!kScaledWeights) {
+                sum = make_float4(sum.x * scale, sum.y * scale, sum.z * scale, sum.w * scale);
+              }
+              if constexpr (decltype(is_first)::value) {
+                store_four(row, sum);
+              } else {
+                add_four(row, sum);
+              }
+              row += 2 * stride;
+            }
+          }
+        }
+      };
+      Step step = 0;
       for (int round = 0; round < count; ++round) {
         Round r{};
         float* rows = nullptr;
@@ -248,31 +296,15 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
           const int column = key_tile_at(round, t) * kTile;
           // The second of two query tiles may not exist.
           if (column + lane % 16 * 4 < stride && r.query_tile < walked_tiles) {
-#pragma unroll 1
-            for (int pass = 2 * (warp - 1); pass < kTile / 4; pass += pass % 2 ? 2 * (kCollectors / 32) - 1 : 1) {
-              const std::uint32_t from =
-                  (first_piece ^ pass % 2 * 64) + step % kSumsPlaces * 2 * kSumsBytes + pass * 4 * kSumsRow;
-              float* to = rows + pass * 4 * stride + column;
-              float4 x[2], y[2];
-#pragma unroll
-              for (int m = 0; m < 2; ++m) {
-                x[m] = load_four((from ^ m * 32) + m * 2 * kSumsRow);
-                y[m] = load_four((from ^ m * 32) + m * 2 * kSumsRow + kSumsBytes);
-              }
-#pragma unroll
-              for (int m = 0; m < 2; ++m) {
-                const float4 sum = make_float4((x[m].x + y[m].x) * scale, (x[m].y + y[m].y) * scale,
-                                               (x[m].z + y[m].z) * scale, (x[m].w + y[m].w) * scale);
-                if (r.is_first) {
-                  *reinterpret_cast<float4*>(to + m * 2 * stride) = sum;
-                } else {
-                  add_four(to + m * 2 * stride, sum);
-                }
-              }
+            const std::uint32_t from = first_piece + step % kSumsPlaces * 2 * kSumsBytes;
+            if (r.is_first) {
+              collect(from, rows + column, std::true_type());
+            } else {
+              collect(from, rows + column, std::false_type());
             }
           }
           __syncwarp();
-          if (step + kSumsPlaces <= last_step) turns.release_place(step);
+          if (step + kSumsPlaces < steps) turns.release_place(step);
         }
       }
       return;
@@ -289,7 +321,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
       r.to_strip = item.strip;
       return r;
     };
-    int step = 0;
+    Step step = 0;
     for (int round = 0; round < count; ++round) {
       const Round r = choose(round);
       const int groups = static_cast<int>(p.shape.groups);
@@ -313,7 +345,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
       for (int t = 0; t < key_tiles; ++t, ++step) {
         const int key_tile = key_tile_at(round, t);
         for (int i = 0; i < kTilesPerGroup; ++i) {
-          const int sub = kTilesPerGroup * step + i;
+          const Step sub = kTilesPerGroup * step + i;
           const int s = sub % kStages;
           if (sub >= kStages) wait(empty + s, (sub / kStages - 1) % 2);
           arrive_and_expect(full + s, 2 * kStageBytes + (kGain && i == 0 ? kRecordBytes : 0));
@@ -341,30 +373,32 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     cluster_sync_unaligned();
     return;
   }
-  take_registers<kConsumerRegisters>();
+  take_registers<kConsumerRegisters<kParts>>();
 
   const int thread = threadIdx.x % kWarpgroup;
   const int lane = threadIdx.x % 32;
   const int local_row = thread / 32 * 16 + lane / 4;
   const float factor = scale * kLog2e;
-  const float dq_factor = kGain ? kLn2 : scale;  // gains were multiplied by scale * log2(e)
-  float x[32] = {};                              // Q K^T
-  float dx[32] = {};                             // dO V^T
+  // Gains are multiplied by scale * log2(e), and weights, where they are, by the scale.
+  const float dq_factor = kScaledWeights ? kLn2 / scale : kGain ? kLn2 : scale;
+  const float weight_shift = kScaledWeights ? log2f(scale) : 0;
+  float x[32] = {};   // Q K^T
+  float dx[32] = {};  // dO V^T
   pin(x);
   pin(dx);
   // i: of the warpgroup's two tiles.
-  const auto slot = [&](int at, int i) { return (kTilesPerGroup * at + i) % kStages; };
-  const auto v_slot = [&](int at, int i) { return (kTilesPerGroup * at + i) % kVStages; };
+  const auto slot = [&](Step at, int i) { return (kTilesPerGroup * at + i) % kStages; };
+  const auto v_slot = [&](Step at, int i) { return (kTilesPerGroup * at + i) % kVStages; };
   const std::uint32_t first_own = low_descriptor(own_tiles) + group * kTilesPerGroup * (2 * kTileBytes >> 4);
   const std::uint32_t first_k = low_descriptor(k_tiles) + group * (kTileBytes >> 4);
   const std::uint32_t first_v = low_descriptor(v_tiles) + group * (kTileBytes >> 4);
-  const auto k_tile = [&](int at, int i) { return first_k + slot(at, i) * (kStageBytes >> 4); };
+  const auto k_tile = [&](Step at, int i) { return first_k + slot(at, i) * (kStageBytes >> 4); };
   // What follows is for an image, given by the first of its tiles.
-  const auto await = [&](int at, int image) {
+  const auto await = [&](Step at, int image) {
 #pragma unroll
     for (int i = image; i < image + kParts; ++i) wait(full + slot(at, i), (kTilesPerGroup * at + i) / kStages % 2);
   };
-  const auto issue = [&](int at, int image) {
+  const auto issue = [&](Step at, int image) {
     // Always 0, but the compiler does not know: it would keep the descriptors of all tiles, in registers that are not
     // there.
     const std::uint32_t zero = kGain ? static_cast<std::uint32_t>(at) >> 28 : 0;
@@ -383,10 +417,10 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   asm volatile("" : "+r"(first_range));
   const std::uint32_t offset = record_offset<false>();
   RecordPart record;
-  const auto fetch_range = [&](int at) {
+  const auto fetch_range = [&](Step at) {
     if constexpr (kGain) load_record_range(record, first_range + at % kRecords * kRecordBytes);
   };
-  const auto fetch = [&](auto half, int at) {
+  const auto fetch = [&](auto half, Step at) {
     if constexpr (kGain) {
       load_record_half<false, decltype(half)::value>(record, first_record + at % kRecords * kRecordBytes, offset);
     }
@@ -410,11 +444,11 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
       for (int block = 0; block < kCluster; ++block) arrive_at(address_in(empty + barrier, block));
     }
   };
-  const auto release_k = [&](int at, int image) {
+  const auto release_k = [&](Step at, int image) {
 #pragma unroll
     for (int i = image; i < image + kParts; ++i) release_in_all(slot(at, i));
   };
-  const auto release_v = [&](int at, int image) {
+  const auto release_v = [&](Step at, int image) {
 #pragma unroll
     for (int i = image; i < image + kParts; ++i) release_in_all(kStages + v_slot(at, i));
   };
@@ -452,7 +486,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
           asm volatile("ld.shared.f32 %0, [%2];\nld.shared.f32 %1, [%2 + 8];"
                        : "=f"(number[0]), "=f"(number[1])
                        : "r"(first_number + x * kNumbersBytes + 64 * half));
-          lse[i][half] = valid ? number[0] : INFINITY;
+          lse[i][half] = valid ? number[0] - weight_shift : INFINITY;
           delta[i][half] = number[1];
         }
       }
@@ -460,7 +494,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     float dq[kTilesPerGroup][32] = {};
     float dgain[32] = {};  // of this warpgroup's images
 
-    const auto leave_pair = [&](int step, int n) {
+    const auto leave_pair = [&](Step step, int n) {
       const std::uint32_t to = own_sums + step % kSumsPlaces * 2 * kSumsBytes;
       asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"((to ^ n / 2 % 4 * 32) + n / 8 * 128 + n % 2 * 8 * kSumsRow),
                    "f"(dgain[2 * n]), "f"(dgain[2 * n + 1])
@@ -518,7 +552,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
         // The record is fetched again for a second image: 32 gains are too many to keep.
         const auto fetch_next = [&] {
           if (!more) return;
-          await(next_step, kNext[i]);
+          if constexpr (!kAwaitsLate) await(next_step, kNext[i]);
           if (i + 1 == kImagesPerGroup) fetch_range(next_step);
           fetch(kFirstHalf, next_step);
         };
@@ -558,6 +592,9 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
         multiply_add<T, kTile>(dq[i], dproducts, k_tile(step, i));
         if constexpr (kParts == 2) multiply_add<T, kLast>(dq[1], dproducts, k_tile(step, 1));
         wgmma_commit();
+        if constexpr (kAwaitsLate) {
+          if (more) await(next_step, kNext[i]);
+        }
         if (more) issue(next_step, kNext[i]);
         if (more) {
           wgmma_wait<1>();
