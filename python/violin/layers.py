@@ -8,6 +8,7 @@ it also builds the tables of all layers together.
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import threading
 import weakref
@@ -473,6 +474,10 @@ class Attention(_Masked):
         self.proj = nn.Linear(width, dim_out or dim, bias=proj_bias, **place)
         self.proj_drop = nn.Dropout(proj_drop)
         if isinstance(mask, dict):
+            options = set(inspect.signature(ViolinMask).parameters) - {"heads", "grid", "device"}  # the layer has these
+            for name in mask:
+                if name not in options:
+                    raise Error(f"mask has an option {name!r}; there are {', '.join(sorted(options))}")
             mask = ViolinMask(num_heads, grid=grid, device=device, **mask)
         elif mask is not None and not isinstance(mask, ViolinMask):
             raise Error(f"mask is a {type(mask).__name__}; expected a dict of ViolinMask's options, a ViolinMask or None")

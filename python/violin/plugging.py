@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from .config import MaskConfig
-from .errors import Error, sides
+from .errors import Error, sides, whole
 from .layers import Attention, GridRecorder, MapRequest, MultiheadAttention, PairAttention
 from .mask import ViolinMask, from_config
 
@@ -307,6 +307,7 @@ def plug_config(
     """plug() with options in a MaskConfig."""
     if unwrapped(model) is not model:
         raise Error(f"the model is inside of {type(model).__name__} already; plug it first, then wrap or compile it")
+    table_limit = whole("table_limit", table_limit)
     structure = find(model, None if grid is None else sides("grid", grid))
     places = sites(structure)
     _refuse_built_in(places)

@@ -618,6 +618,7 @@ def test_mistakes_in_options_name_them():
         ({"init": "spread", "decay": "0.5"}, "decay is '0.5'; expected None"),
         ({"grid": (8,)}, r"grid is \(8,\); expected \(height, width\)"),
         ({"curves": "", "prefix_decay": "learned"}, "prefix_decay is 'learned'; expected 'one' where there is no curve"),
+        ({"table_limit": "1 GB"}, "table_limit is '1 GB'; expected a whole number from 0 on"),
     ]:
         model = build("torchvision")
         with pytest.raises(violin.Error, match=message):
@@ -630,6 +631,8 @@ def test_mistakes_in_options_name_them():
     for options, message in [
         ({"mask": "violin"}, "mask is a str; expected a dict of ViolinMask's options"),
         ({"mask": violin.ViolinMask(3)}, "mask is for 3 heads; expected num_heads, 4"),
+        ({"mask": {"curve": "hilbert"}}, "mask has an option 'curve'; there are alpha, curve_weights, curves, "),
+        ({"mask": {"grid": (4, 4)}}, "mask has an option 'grid'"),
         ({"num_heads": 0}, "num_heads is 0"),
         ({"prefix": None}, "prefix is None; expected a whole number"),
     ]:

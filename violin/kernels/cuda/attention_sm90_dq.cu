@@ -13,6 +13,7 @@
 // Where heads have two parts, a warpgroup has one image at a time: its two parts have the buffers of two images, and
 // the table's gradient leaves for every image, to one place.
 #include "violin/kernels/cuda/attention_sm90.cuh"
+#include "violin/kernels/cuda/attention_sm90_sums.cuh"
 
 namespace violin::kernels::cuda::sm90 {
 namespace {
@@ -24,7 +25,6 @@ template <bool kGain>
 constexpr int kVStagesOf = kGain ? 2 : 4;
 constexpr int kRecords = 2;  // each serves all images
 constexpr int kCluster = kTilesPerUnit;
-constexpr int kConsumers = 2 * kWarpgroup;
 constexpr int kThreads = kConsumers + kWarpgroup;
 // Where sums have one place, those who collect them need registers for more loads on their way.
 template <int kParts>
@@ -33,65 +33,7 @@ template <int kParts>
 constexpr int kConsumerRegisters = kParts == 1 ? 232 : 224;
 static_assert(registers_suffice(2, kProducerRegisters<1>, kConsumerRegisters<1>) &&
               registers_suffice(2, kProducerRegisters<2>, kConsumerRegisters<2>));
-constexpr int kTilesPerGroup = 2;  // those of two images or the parts of one
-constexpr int kCollectors = kWarpgroup - 32;
-// A tile of sums in shared memory: rows of 64 floats, with the 16-byte pieces of row r swapped by exclusive or with
-// r % 8, so that neither side has bank conflicts. A warpgroup leaves them in two places in turns, or in one.
-constexpr int kSumsRow = kTile * 4;
-constexpr int kSumsBytes = kTile * kSumsRow;
-template <int kParts>
-constexpr int kSumsPlacesOf = kParts == 1 ? 2 : 1;
-// How those who leave sums and those who collect them take turns: both warpgroups have left theirs in a place; those of
-// a warpgroup there have been read. Named barriers of the hardware, which need no memory and no phases; but racecheck
-// does not follow who only arrives at one, so that its kernels have barriers in shared memory.
-constexpr int kSumsBarriers = kSpeakers > 1 ? 6 : 0;
-template <int kPlaces>
-class SumsTurns {
- public:
-  __device__ __forceinline__ explicit SumsTurns(Barrier first) : barriers_(first) {}
-  __device__ __forceinline__ void init_barriers() const {
-    for (int i = 0; i < kSumsBarriers; ++i) init(barriers_ + i, i < 2 ? kConsumers : kCollectors);
-  }
-  __device__ __forceinline__ void announce(std::uint32_t step) const {
-    if constexpr (kSumsBarriers == 0) {
-      named_arrive(full(step), kConsumers + kCollectors);
-    } else {
-      arrive(barriers_ + (full(step) - 1));
-    }
-  }
-  __device__ __forceinline__ void await_sums(std::uint32_t step) const {
-    if constexpr (kSumsBarriers == 0) {
-      named_sync(full(step), kConsumers + kCollectors);
-    } else {
-      wait(barriers_ + (full(step) - 1), step / kPlaces % 2);
-    }
-  }
-  __device__ __forceinline__ void release_place(std::uint32_t step) const {
-    for (int group = 0; group < 2; ++group) {
-      if constexpr (kSumsBarriers == 0) {
-        named_arrive(empty(step, group), kWarpgroup + kCollectors);
-      } else {
-        arrive(barriers_ + (empty(step, group) - 1));
-      }
-    }
-  }
-  __device__ __forceinline__ void await_place(std::uint32_t step, int group) const {
-    if (step < kPlaces) return;
-    if constexpr (kSumsBarriers == 0) {
-      named_sync(empty(step, group), kWarpgroup + kCollectors);
-    } else {
-      wait(barriers_ + (empty(step, group) - 1), (step / kPlaces - 1) % 2);
-    }
-  }
-
- private:
-  static __device__ __forceinline__ int full(std::uint32_t step) { return 1 + step % kPlaces; }
-  static __device__ __forceinline__ int empty(std::uint32_t step, int group) {
-    return 3 + 2 * (step % kPlaces) + group;
-  }
-  Barrier barriers_;
-};
-
+constexpr int kTilesPerGroup = 2;                               // those of two images or the parts of one
 constexpr int kOwnBytes = 2 * kTilesPerGroup * 2 * kTileBytes;  // Q and dO of all images
 constexpr int kNumbersBytes = kStatisticsFloats * 4;            // statistics of an image's queries
 constexpr int kStageBytes = 2 * kTileBytes;                     // K or V for two warpgroups
@@ -114,23 +56,6 @@ constexpr int kSharedBytes =
     kRounds * static_cast<int>(sizeof(Round));
 static_assert(kSharedBytes<1, true> <= 227 * 1024 && kSharedBytes<1, false> <= 227 * 1024 &&
               kSharedBytes<2, true> <= 227 * 1024 && kSharedBytes<2, false> <= 227 * 1024);
-
-// An addition in L2 without a reply. Those of one thread to one address happen in its order.
-__device__ __forceinline__ void add_four(float* at, const float4& x) {
-  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
-               : "memory");
-}
-__device__ __forceinline__ void store_four(float* at, const float4& x) {
-  asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
-}
-__device__ __forceinline__ float4 load_four(std::uint32_t at) {
-  float4 x;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-               : "r"(at)
-               : "memory");
-  return x;
-}
 
 // Rows row and row + 8 of a warpgroup's accumulator to a head. The four lanes of a row swap their pairs until each has
 // eight neighbours: a quarter of the instructions, each with as many lines as before.
@@ -246,38 +171,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
       const int lane = threadIdx.x % 32;
       const int stride = static_cast<int>(table_sums.stride);
       const Step steps = count * key_tiles;
-      // A warp takes every third group of eight rows, two rows of 16 pieces with a load.
-      const std::uint32_t first_piece = shared_address(sums) + lane / 16 * kSumsRow + (lane % 16 ^ lane / 16) * 16;
-      const auto collect = [&](std::uint32_t from, float* to, auto is_first) {
-#pragma unroll 1
-        for (int rows = 8 * (warp - 1); rows < kTile; rows += 8 * (kCollectors / 32)) {
-          const std::uint32_t at = from + rows * kSumsRow;
-          float* row = to + rows * stride;
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            float4 x[2], y[2];
-#pragma unroll
-            for (int m = 0; m < 2; ++m) {
-              const std::uint32_t piece = (at ^ (2 * half + m) * 32) + (2 * half + m) * 2 * kSumsRow;
-              x[m] = load_four(piece);
-              y[m] = load_four(piece + kSumsBytes);
-            }
-#pragma unroll
-            for (int m = 0; m < 2; ++m) {
-              float4 sum = make_float4(x[m].x + y[m].x, x[m].y + y[m].y, x[m].z + y[m].z, x[m].w + y[m].w);
-              if constexpr (!kScaledWeights) {
-                sum = make_float4(sum.x * scale, sum.y * scale, sum.z * scale, sum.w * scale);
-              }
-              if constexpr (decltype(is_first)::value) {
-                store_four(row, sum);
-              } else {
-                add_four(row, sum);
-              }
-              row += 2 * stride;
-            }
-          }
-        }
-      };
+      const std::uint32_t first_piece = collected_piece(shared_address(sums));
       Step step = 0;
       for (int round = 0; round < count; ++round) {
         Round r{};
@@ -298,9 +192,9 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
           if (column + lane % 16 * 4 < stride && r.query_tile < walked_tiles) {
             const std::uint32_t from = first_piece + step % kSumsPlaces * 2 * kSumsBytes;
             if (r.is_first) {
-              collect(from, rows + column, std::true_type());
+              collect_sums<true, !kScaledWeights>(from, rows + column, stride, scale, warp - 1);
             } else {
-              collect(from, rows + column, std::false_type());
+              collect_sums<false, !kScaledWeights>(from, rows + column, stride, scale, warp - 1);
             }
           }
           __syncwarp();
@@ -431,8 +325,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   std::uint32_t remote_empty = lane < kCluster ? address_in(empty, lane) : 0;
   asm volatile("" : "+r"(remote_empty));
   const std::uint32_t first_number = shared_address(numbers) + statistics_at(local_row) * 4;
-  std::uint32_t own_sums = shared_address(sums) + group * kSumsBytes + local_row * kSumsRow +
-                           (lane % 4 / 2 ^ local_row % 8) * 16 + lane % 2 * 8;
+  std::uint32_t own_sums = left_pair(shared_address(sums) + group * kSumsBytes, local_row);
   asm volatile("" : "+r"(own_sums));  // not computed again in every step
 
   const auto release_in_all = [&](int barrier) {
@@ -495,10 +388,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     float dgain[32] = {};  // of this warpgroup's images
 
     const auto leave_pair = [&](Step step, int n) {
-      const std::uint32_t to = own_sums + step % kSumsPlaces * 2 * kSumsBytes;
-      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"((to ^ n / 2 % 4 * 32) + n / 8 * 128 + n % 2 * 8 * kSumsRow),
-                   "f"(dgain[2 * n]), "f"(dgain[2 * n + 1])
-                   : "memory");
+      leave_sums(own_sums + step % kSumsPlaces * 2 * kSumsBytes, n, dgain[2 * n], dgain[2 * n + 1]);
     };
     await(first_step, 0);
     fetch_range(first_step);
