@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -17,6 +18,7 @@
 
 #include "cli/common.h"
 #include "violin/data/loader.h"
+#include "violin/nn/config.h"
 #include "violin/nn/json_text.h"
 
 namespace violin::cli {
@@ -24,7 +26,7 @@ namespace {
 
 struct DataOptions {
   std::string data;
-  std::int64_t size = 224;
+  std::string size = "224";
   int workers = 0;
   double seconds = 4;
   std::uint64_t seed = 0;
@@ -56,7 +58,7 @@ double rate(std::int64_t size, double seconds, const std::function<void(std::int
 }
 
 double transform_rate(const data::SampleSet& set, const data::Transform& transform, const DataOptions& options) {
-  std::vector<float> out(static_cast<std::size_t>(3 * transform.size() * transform.size()));
+  std::vector<float> out(static_cast<std::size_t>(3 * transform.size().area()));
   std::int64_t visits = 0;
   return rate(set.size(), options.seconds, [&](std::int64_t index) {
     data::Random random(options.seed, data::Purpose::kAugment, {visits++, index});
@@ -98,6 +100,10 @@ data::SampleSet usable(const data::SampleSet& all, std::uint64_t seed, std::int6
 }
 
 void run_data(DataOptions options) {
+  const std::optional<Size> size = parse_size(options.size);
+  if (!size || size->shorter() < 8 || size->longer() > data::kLargestSize)
+    throw Usage("--size '" + options.size + "': expected N or HxW, from 8 to " + std::to_string(data::kLargestSize) +
+                " pixels");
   if (options.workers < 1) options.workers = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   const data::Dataset dataset = data::open_dataset(options.data, {.held_out = 0});
   std::int64_t bad = 0;
@@ -105,8 +111,8 @@ void run_data(DataOptions options) {
   if (bad > 0) note(std::to_string(bad) + " images cannot be decoded and are left out");
 
   data::TrainOptions flips;
-  flips.size = options.size;
-  const auto deit = std::make_shared<data::TrainTransform>(data::deit_augmentation(options.size));
+  flips.size = *size;
+  const auto deit = std::make_shared<data::TrainTransform>(data::deit_augmentation(*size));
   struct Row {
     const char* name;
     const char* meaning;
@@ -120,7 +126,7 @@ void run_data(DataOptions options) {
   measure("decode", "read and decode",
           [&] { return rate(set.size(), options.seconds, [&](std::int64_t index) { set.decode(index); }); });
   measure("eval", "decode, resize, centre crop, normalise",
-          [&] { return transform_rate(set, data::EvalTransform({.size = options.size}), options); });
+          [&] { return transform_rate(set, data::EvalTransform({.size = *size}), options); });
   measure("finetune", "decode, random resized crop, flip, normalise",
           [&] { return transform_rate(set, data::TrainTransform(flips), options); });
   measure("deit", "the same with RandAugment and erasing", [&] { return transform_rate(set, *deit, options); });
@@ -131,14 +137,14 @@ void run_data(DataOptions options) {
     nlohmann::json document = {{"data", options.data},
                                {"images", set.size()},
                                {"bad_images", bad},
-                               {"size", options.size},
+                               {"size", nn::to_json(*size)},
                                {"loader", {{"workers", options.workers}, {"images_per_second", loader}}}};
     for (const Row& row : rows) document["images_per_second_per_core"][row.name] = row.rate;
     print(nn::json_text(document, 2) + "\n");
     return;
   }
-  print(printable(options.data) + ": " + std::to_string(set.size()) + " images, to " + std::to_string(options.size) +
-        "x" + std::to_string(options.size) + "; images per second on one core\n");
+  print(printable(options.data) + ": " + std::to_string(set.size()) + " images, to " + to_string(*size) +
+        "; images per second on one core\n");
   char line[160];
   for (const Row& row : rows) {
     std::snprintf(line, sizeof line, "  %-10s %9.1f   %s\n", row.name, row.rate, row.meaning);
@@ -155,8 +161,8 @@ void add_bench_data(CLI::App& bench) {
   CLI::App* verb = bench.add_subcommand("data", "Decoding, augmentation and the loader on a folder of images");
   auto options = std::make_shared<DataOptions>();
   verb->add_option("--data", options->data, "Folder of images, CIFAR files or manifest")->required();
-  verb->add_option("--size", options->size, "Side of the prepared images")
-      ->check(CLI::Range(8, 4096))
+  verb->add_option("--size", options->size, "Of the prepared images, N or HxW in pixels")
+      ->type_name("SIZE")
       ->capture_default_str();
   verb->add_option("--workers,--threads", options->workers, "Of the loader; default: one per core")
       ->check(CLI::Range(1, 1024));

@@ -1,5 +1,6 @@
 // violin eval: accuracy of weights on labelled images.
 
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -111,15 +112,44 @@ Evaluated open_images(const Options& options) {
   return evaluated;
 }
 
-std::vector<std::int64_t> parse_resolutions(const std::string& text, std::int64_t own, const nn::Size& patch = {1, 1}) {
-  const std::int64_t least = std::max(patch.height, patch.width);
-  if (text.empty()) return {own};
-  const std::vector<std::int64_t> sizes = parse_integers("--resolutions", text);
-  for (const std::int64_t size : sizes)
-    if (size < least || size > data::kLargestSize)
-      throw Usage("--resolutions '" + text + "': expected sizes from " + std::to_string(least) + " to " +
+struct Resolution {
+  Size size;
+  bool one_number = true;  // "144" rather than "144x192"
+};
+
+// "144,192x256"
+std::vector<Resolution> parse_resolutions(const std::string& text) {
+  std::vector<Resolution> list;
+  for (std::string_view left = text; !text.empty();) {
+    const std::string_view item = left.substr(0, left.find(','));
+    const std::optional<Size> size = violin::parse_size(item);
+    if (!size || size->shorter() < 1 || size->longer() > data::kLargestSize)
+      throw Usage("--resolutions '" + text + "': '" + std::string(item) + "' is not N or HxW, with sides from 1 to " +
                   std::to_string(data::kLargestSize) + " pixels");
-  return sizes;
+    list.push_back({*size, item.find('x') == std::string_view::npos});
+    if (item.size() == left.size()) break;
+    left.remove_prefix(item.size() + 1);
+  }
+  return list;
+}
+
+// Sizes that the model takes. One number means a square, which for a rectangular model is hardly meant: there both
+// sides are asked for, and the answer names those with the model's proportions.
+void check_resolutions(const std::string& text, const std::vector<Resolution>& list, const nn::ModelConfig& model) {
+  const Size patch = model.patch_size, own = model.img_size;
+  for (const auto& [size, one_number] : list) {
+    if (size.height < patch.height || size.width < patch.width)
+      throw Usage("--resolutions '" + text + "': " + short_text(size) + " is less than a patch of the model, " +
+                  to_string(patch));
+    if (own.is_square() || !one_number) continue;
+    const auto scaled = [&, shorter = size.height](std::int64_t side, std::int64_t step) {
+      const double wanted = static_cast<double>(side * shorter) / static_cast<double>(own.shorter());
+      return std::max<std::int64_t>(std::llround(wanted / static_cast<double>(step)), 1) * step;
+    };
+    throw Usage("--resolutions '" + text + "': the model takes images of " + to_string(own) + ", so say both sides: " +
+                to_string(Size{scaled(own.height, patch.height), scaled(own.width, patch.width)}) + " instead of " +
+                short_text(size));
+  }
 }
 
 // One row per label: the counts of each prediction.
@@ -139,7 +169,7 @@ void evaluate_weights(const Options& options) {
   if (options.data.empty()) throw Usage("--data is missing: the folder with the images");
   if (options.batch < 1) throw Usage("--batch must be at least 1");
   // A mistake here must not cost an evaluation.
-  parse_resolutions(options.resolutions, 0);
+  std::vector<Resolution> resolutions = parse_resolutions(options.resolutions);
   if (!options.split.empty() && options.split != "train" && options.split != "val" && options.split != "test")
     throw Usage("--split '" + options.split + "': expected train, val or test");
   check_output("--confusion", options.confusion, {options.weights, options.against});
@@ -157,6 +187,8 @@ void evaluate_weights(const Options& options) {
   settings.precision = compute.precision;
 
   const checkpoint::LoadedModel loaded = load_weights(options.weights, options.model, compute.device);
+  check_resolutions(options.resolutions, resolutions, loaded.model->config());
+  if (resolutions.empty()) resolutions.push_back({loaded.preprocessing.size});
   const std::int64_t outputs = loaded.model->config().num_classes;
   if (outputs == 0)
     throw Error("'" + options.weights + "' has no classifier; train one with violin finetune --recipe head");
@@ -172,19 +204,18 @@ void evaluate_weights(const Options& options) {
   ordered_json rows = ordered_json::array();
   std::string text;
   train::Evaluation own;
-  const std::vector<std::int64_t> sizes =
-      parse_resolutions(options.resolutions, loaded.preprocessing.size, loaded.model->config().patch_size);
-  for (const std::int64_t size : sizes) {
+  for (const auto& [size, one_number] : resolutions) {
+    const bool first = rows.empty();
     data::EvalOptions preprocessing = loaded.preprocessing;
     preprocessing.size = size;
-    Progress progress("eval " + std::to_string(size) + " px", set.size(), "images");
+    Progress progress("eval " + short_text(size) + " px", set.size(), "images");
     settings.progress = [&](std::int64_t images) { progress.advance(images); };
-    const bool keep = size == sizes.front() && !(options.predictions.empty() && options.against.empty());
+    const bool keep = first && !(options.predictions.empty() && options.against.empty());
     train::Evaluation evaluation = train::evaluate(*loaded.model, set, preprocessing, settings, keep);
     progress.finish();
     const train::Metrics& metrics = evaluation.metrics;
     if (metrics.images == 0) throw Error("none of the images could be read: " + evaluation.bad_images.front().message);
-    rows.push_back({{"resolution", size},
+    rows.push_back({{"resolution", nn::to_json(size)},
                     {"images", metrics.images},
                     {"top1", metrics.top1},
                     {"top5", metrics.top5},
@@ -192,11 +223,11 @@ void evaluate_weights(const Options& options) {
                     {"images_per_second", metrics.images_per_second()}});
     std::array<char, 160> line{};
     std::snprintf(line.data(), line.size(),
-                  "%s, %lld images, %lld px: top-1 %.2f%%, top-5 %.2f%%, loss %.4f, %.0f images/s\n", split.c_str(),
-                  static_cast<long long>(metrics.images), static_cast<long long>(size), metrics.top1, metrics.top5,
+                  "%s, %lld images, %s px: top-1 %.2f%%, top-5 %.2f%%, loss %.4f, %.0f images/s\n", split.c_str(),
+                  static_cast<long long>(metrics.images), short_text(size).c_str(), metrics.top1, metrics.top5,
                   metrics.loss, metrics.images_per_second());
     text += line.data();
-    if (size == sizes.front()) own = std::move(evaluation);
+    if (first) own = std::move(evaluation);
   }
   for (const data::BadImage& bad : own.bad_images) note("skipped a bad image: " + bad.message);
   const train::Metrics& metrics = own.metrics;
@@ -238,7 +269,7 @@ void evaluate_weights(const Options& options) {
                          {"images_per_second", metrics.images_per_second()},
                          {"split", split},
                          {"skipped", own.bad_images.size()}};
-  if (sizes.size() > 1) object["resolutions"] = rows;
+  if (resolutions.size() > 1) object["resolutions"] = rows;
   if (options.per_class) object["classes"] = classes;
   if (!options.confusion.empty()) object["confusion"] = metrics.confusion;
   if (comparison) {
@@ -266,7 +297,9 @@ void add_eval(CLI::App& app) {
                    "train, val or test, of a run as it was split (default: test, else val, else all)")
       ->type_name("NAME");
   verb->add_option("--batch", options->batch, "Images per forward pass (default 64)")->type_name("N");
-  verb->add_option("--resolutions", options->resolutions, "Evaluate at these sizes in pixels")->type_name("144,224,…");
+  verb->add_option("--resolutions", options->resolutions,
+                   "Evaluate at these sizes in pixels, N or HxW; N is a square, and weights for rectangles want HxW")
+      ->type_name("144,192x256,…");
   verb->add_flag("--per-class", options->per_class, "Accuracy of every class");
   verb->add_option("--confusion", options->confusion, "Write the confusion matrix as CSV")->type_name("FILE");
   verb->add_option("--predictions", options->predictions, "Write what the model says about each image as CSV")

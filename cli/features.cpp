@@ -142,8 +142,7 @@ void run_features(const Options& options) {
   check_output("--out", options.out, {options.weights, options.input});
   const bool of_images = std::filesystem::is_directory(options.input) || data::is_image_file(options.input);
   const Compute compute = start_compute(options.compute);
-  const checkpoint::LoadedModel loaded =
-      load_weights(options.weights, options.model, compute.device, of_images ? Takes::kImages : Takes::kTensors);
+  const checkpoint::LoadedModel loaded = load_weights(options.weights, options.model, compute.device);
   note(loaded.report.architecture + ", " + std::to_string(loaded.report.loaded.size()) + " tensors");
   nn::VisionTransformer& model = *loaded.model;
   Collector collector(model, compute, parse_blocks(options.blocks, model.config().depth), options.tokens);

@@ -41,7 +41,7 @@ void models(const Options& options) {
   std::string table =
       formatted("%-36s %5s %6s %9s %9s %8s %8s\n", "model", "px", "tokens", "params M", "GMAC", "mask", "share");
   for (const nn::ModelEntry& entry : named(options.filter)) {
-    nn::Size image = entry.config.img_size;
+    Size image = entry.config.img_size;
     if (!options.img_size.empty()) image = parse_size("--img-size", options.img_size);
     if (image.height < entry.config.patch_size.height || image.width < entry.config.patch_size.width)
       throw Usage("--img-size " + options.img_size + ": smaller than a patch of " + entry.name);
@@ -65,7 +65,7 @@ void models(const Options& options) {
                       {"mask_share", share},
                       {"config", nn::to_json(entry.config)}});
     } else {
-      const std::string pixels = image.height == image.width ? std::to_string(image.height) : nn::to_string(image);
+      const std::string pixels = short_text(image);
       table += formatted("%-36s %5s %6lld %9.2f %9.2f %8lld %7.4f%%\n", entry.name.c_str(), pixels.c_str(),
                          static_cast<long long>(plain.tokens), static_cast<double>(plain.parameters) / 1e6,
                          plain.macs / 1e9, static_cast<long long>(mask), 100 * share);

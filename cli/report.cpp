@@ -170,7 +170,7 @@ at::Tensor mask_of(const nn::VisionTransformer& model, std::int64_t block) {
 
 std::optional<viz::MaskMeans> means_of(const nn::VisionTransformer& model) {
   const torch::NoGradGuard no_grad;
-  const nn::Size grid = model.config().grid();
+  const Size grid = model.config().grid();
   if (grid.height * grid.width > kMaxPatches) return std::nullopt;
   viz::MaskMeans means;
   for (std::size_t block = 0; block < model.blocks.size(); ++block) {
@@ -193,7 +193,7 @@ viz::Scene masks_of(const nn::VisionTransformer& model, const viz::MaskMeans& me
     std::int64_t block, head;
     double reach;
   };
-  const nn::Size grid = model.config().grid();
+  const Size grid = model.config().grid();
   const std::int64_t patches = grid.height * grid.width;
   std::vector<Head> heads;
   for (std::size_t i = 0; i < means.values.size(); ++i) {
@@ -251,7 +251,7 @@ viz::Prediction prediction_of(nn::VisionTransformer& model, const train::Task& t
                               std::int64_t index, const at::Tensor& probabilities) {
   const Image image = set.decode(index);
   const auto transform = data::EvalTransform(task.preprocessing);
-  at::Tensor input = at::empty({3, task.preprocessing.size, task.preprocessing.size}, at::kFloat);
+  at::Tensor input = at::empty({3, transform.size().height, transform.size().width}, at::kFloat);
   data::Random random(0, data::Purpose::kAugment);
   transform.apply(image, random, input.mutable_data_ptr<float>());
   const std::int64_t guess = probabilities.argmax().item<std::int64_t>(), label = set[index].label;
@@ -363,8 +363,8 @@ viz::RunReport collect(const fs::path& folder, const Options& options, const Com
   report.facts = {
       {"model", "ViT, width " + std::to_string(task.model.embed_dim) + ", " + std::to_string(task.model.depth) +
                     " blocks, " + std::to_string(task.model.num_heads) + " heads, patches of " +
-                    nn::to_string(task.model.patch_size) + " pixels, images of " +
-                    std::to_string(task.preprocessing.size) + " px"},
+                    to_string(task.model.patch_size) + " pixels, images of " + short_text(task.preprocessing.size) +
+                    " px"},
       {"parameters", number_text(static_cast<double>(cost.parameters) / 1e6, "%.2f million") + ", of the mask " +
                          std::to_string(cost.mask_parameters)},
       {"mask", mask_text(task.model.violin)},
@@ -530,9 +530,9 @@ void write_report(const Options& options) {
   std::set<std::string> drawn;
   for (const std::string& run : runs) {
     const nn::ModelConfig model = train::task_from_json(train::read_json_file(fs::path(run) / "config.json")).model;
-    const nn::Size grid = model.grid();
+    const Size grid = model.grid();
     if (!model.violin || model.violin->curves.empty() || grid.height * grid.width > kMaxGalleryPatches) continue;
-    if (drawn.size() == kMaxGalleries || !drawn.insert(model.violin->curves + nn::to_string(grid)).second) continue;
+    if (drawn.size() == kMaxGalleries || !drawn.insert(model.violin->curves + to_string(grid)).second) continue;
     page.curves.push_back(viz::curve_gallery(curves::parse_curves(model.violin->curves), {0, grid.height, grid.width}));
   }
   const fs::path out = !options.out.empty() ? fs::path(options.out)

@@ -288,6 +288,17 @@ void add_training_options(CLI::App& verb, const std::shared_ptr<TrainingArgument
               std::string(help) + "; auto: try five rates on a fifth of the images")
           ->type_name("RATE")
           ->group(group);
+    } else if constexpr (std::is_same_v<Field, Size>) {
+      verb.add_option_function<std::string>(
+              option,
+              [a, name](const std::string& text) {
+                const std::optional<Size> size = violin::parse_size(text);
+                if (!size) throw Usage(option_name(name) + " '" + text + "': expected N or HxW, in pixels");
+                a->given[name] = nn::to_json(*size);
+              },
+              help)
+          ->type_name("SIZE")
+          ->group(group);
     } else {
       verb.add_option_function<Field>(
               option, [a, name](const Field& value) { a->given[name] = value; }, help)

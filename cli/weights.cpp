@@ -1,7 +1,6 @@
 #include "cli/weights.h"
 
 #include <algorithm>
-#include <charconv>
 #include <nlohmann/json.hpp>
 
 #include "cli/common.h"
@@ -43,17 +42,11 @@ void add_weights_options(CLI::App& verb, WeightsOptions& options) {
       ->group(group);
 }
 
-nn::Size parse_size(const std::string& option, const std::string& text) {
-  const auto number = [&](std::string_view digits) {
-    std::int64_t value = 0;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    if (error != std::errc() || end != digits.data() + digits.size() || value < 1 || value > 16384)
-      throw Usage(option + " '" + text + "': expected N or HxW, whole numbers from 1 to 16384");
-    return value;
-  };
-  const std::size_t times = text.find('x');
-  if (times == std::string::npos) return {number(text), number(text)};
-  return {number(std::string_view(text).substr(0, times)), number(std::string_view(text).substr(times + 1))};
+Size parse_size(const std::string& option, const std::string& text) {
+  const std::optional<Size> size = violin::parse_size(text);
+  if (!size || size->shorter() < 1 || size->longer() > 16384)
+    throw Usage(option + " '" + text + "': expected N or HxW, whole numbers from 1 to 16384");
+  return *size;
 }
 
 nn::ModelConfig read_model_config(const std::string& path) {
@@ -107,21 +100,10 @@ checkpoint::LoadOptions load_options(const WeightsOptions& options) {
   return load;
 }
 
-checkpoint::LoadedModel load_weights(const std::string& path, const WeightsOptions& options, c10::Device device,
-                                     Takes takes) {
+checkpoint::LoadedModel load_weights(const std::string& path, const WeightsOptions& options, c10::Device device) {
   checkpoint::LoadOptions load = load_options(options);
   load.device = device;
-  const auto square = [&](const nn::Size& size) { return takes == Takes::kTensors || size.height == size.width; };
-  if (load.img_size && !square(*load.img_size))
-    throw Usage("--img-size '" + options.img_size + "': images are prepared as squares; give one number");
-  checkpoint::LoadedModel loaded = checkpoint::load_model(path, load);
-  const nn::Size own = loaded.model->config().img_size;
-  const std::string side = std::to_string(std::max(own.height, own.width));
-  if (!square(own))
-    throw Error(checkpoint::file_in_quotes(path) + " takes images of " + nn::to_string(own) +
-                ", and images are prepared as squares; --img-size " + side + " resamples its positions to " + side +
-                "x" + side);
-  return loaded;
+  return checkpoint::load_model(path, load);
 }
 
 }  // namespace violin::cli

@@ -23,13 +23,10 @@ struct WeightsOptions {
 // --model, --config, --heads, --img-size, --patch-size, --pos-resample, --branch
 void add_weights_options(CLI::App& verb, WeightsOptions& options);
 checkpoint::LoadOptions load_options(const WeightsOptions& options);
-// Images are prepared as squares: for verbs that do, other sizes are refused, whether asked for or the weights' own.
-enum class Takes { kImages, kTensors };
-checkpoint::LoadedModel load_weights(const std::string& path, const WeightsOptions& options, c10::Device device,
-                                     Takes takes = Takes::kImages);
+checkpoint::LoadedModel load_weights(const std::string& path, const WeightsOptions& options, c10::Device device);
 
 // "224" or "160x224"; throws Usage that names the option.
-nn::Size parse_size(const std::string& option, const std::string& text);
+Size parse_size(const std::string& option, const std::string& text);
 
 // A JSON file with a model; throws violin::Error that names the file.
 nn::ModelConfig read_model_config(const std::string& path);

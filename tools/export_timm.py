@@ -86,12 +86,9 @@ def describe_model(model):
 
 def describe_preprocessing(model):
     cfg = dict(getattr(model, "pretrained_cfg", None) or {})
-    size = cfg.get("input_size") or (3, *model.patch_embed.img_size)
-    if tuple(size[1:]) != tuple(model.patch_embed.img_size):
-        size = (3, *model.patch_embed.img_size)
     interpolation = cfg.get("interpolation") or "bicubic"
     return {
-        "size": int(max(size[1:])),
+        "size": side(model.patch_embed.img_size),
         "crop_pct": float(cfg.get("crop_pct") or 0.875),
         "crop": "squash" if cfg.get("crop_mode") == "squash" else "centre",
         "interpolation": interpolation if interpolation in INTERPOLATIONS else "bicubic",

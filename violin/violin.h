@@ -14,4 +14,5 @@
 #include "violin/ops/ops.h"
 #include "violin/ops/strategies.h"
 #include "violin/predict/predictor.h"
+#include "violin/size.h"
 #include "violin/version.h"

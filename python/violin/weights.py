@@ -260,17 +260,21 @@ def _preprocessing(
     if not source:
         return None
     size = _size_of(config["img_size"])
-    known = {
-        "size": source.get("size", source["input_size"][-1] if source.get("input_size") else size[1]),
+    # Unless given, what this model was built for: its weights once may have been for another size.
+    if given is not None and given.get("size"):
+        if isinstance(given["size"], str):
+            raise Error(f"preprocessing: size is {given['size']!r}; expected a number or (height, width)")
+        size = _size_of(given["size"])
+    elif given is not None and given.get("input_size"):
+        size = _size_of(given["input_size"][-2:])
+    return {
+        "size": _side(size),
         "crop_pct": source.get("crop_pct", 0.875),
         "crop": "squash" if "squash" in (source.get("crop_mode"), source.get("crop")) else "centre",
         "interpolation": source["interpolation"] if source.get("interpolation") in _INTERPOLATIONS else "bicubic",
         "mean": list(source.get("mean", (0.485, 0.456, 0.406))),
         "std": list(source.get("std", (0.229, 0.224, 0.225))),
     }
-    if given is None:
-        known["size"] = size[1]  # what this model was built for, not what its weights once were
-    return known
 
 
 # -- reading -------------------------------------------------------------------------------------------------------------

@@ -194,12 +194,12 @@ TEST(LoadModel, ResamplesPositionsByTheNamedRule) {
   for (const std::string rule : {"timm", "dino", "deit"}) {
     SCOPED_TRACE(rule);
     const LoadedModel loaded =
-        load_model(fixture.path, {.num_heads = 2, .img_size = nn::Size{48, 64}, .pos_resample = rule});
+        load_model(fixture.path, {.num_heads = 2, .img_size = Size{48, 64}, .pos_resample = rule});
     const at::Tensor expected = nn::resample_positions(fixture.model->pos_embed.detach(), {4, 4}, {6, 8}, 1, rule);
     EXPECT_TRUE(same_bits(loaded.model->pos_embed.detach(), expected.contiguous()));
-    EXPECT_EQ(loaded.model->config().img_size, (nn::Size{48, 64}));
+    EXPECT_EQ(loaded.model->config().img_size, (Size{48, 64}));
     EXPECT_TRUE(any_contains(loaded.report.adapted, "positions resampled (" + rule + "): 4x4 to 6x8"));
-    EXPECT_EQ(loaded.preprocessing.size, 64);
+    EXPECT_EQ(loaded.preprocessing.size, (Size{48, 64}));
   }
   // A configuration of another size asks for the same.
   nn::ModelConfig larger = small_model();
@@ -222,9 +222,9 @@ TEST(LoadModel, ReplacesTheHeadOnlyWhereTheNumberDiffers) {
 
 TEST(LoadModel, ResampledPatchesSeeTheSameInScaledImages) {
   const Fixture fixture;
-  const LoadedModel loaded = load_model(fixture.path, {.num_heads = 2, .patch_size = nn::Size{16, 16}});
-  EXPECT_EQ(loaded.model->config().patch_size, (nn::Size{16, 16}));
-  EXPECT_EQ(loaded.model->config().grid(), (nn::Size{2, 2}));
+  const LoadedModel loaded = load_model(fixture.path, {.num_heads = 2, .patch_size = Size{16, 16}});
+  EXPECT_EQ(loaded.model->config().patch_size, (Size{16, 16}));
+  EXPECT_EQ(loaded.model->config().grid(), (Size{2, 2}));
   EXPECT_TRUE(any_contains(loaded.report.adapted, "patches of 8x8 to 16x16"));
   // Scaled up patch by patch, an image gives the same tokens: the scaling has an exact inverse.
   const torch::NoGradGuard no_grad;
@@ -259,7 +259,29 @@ TEST(LoadModel, TakesFamilyDefaultsWhereTheFileIsSilent) {
   const Fixture fixture;
   const LoadedModel loaded = load_model(fixture.path, {.num_heads = 2});
   EXPECT_TRUE(any_contains(loaded.report.notes, "does not say how images are prepared"));
-  EXPECT_EQ(loaded.preprocessing.size, 32);
+  EXPECT_EQ(loaded.preprocessing.size, Size::square(32));
+}
+
+TEST(Preprocessing, SizesAreNumbersPairsOrText) {
+  const auto size = [](const nlohmann::json& value) { return preprocessing_from_json({{"size", value}}).size; };
+  EXPECT_EQ(size(40), Size::square(40));
+  EXPECT_EQ(size({24, 40}), (Size{24, 40}));
+  EXPECT_EQ(size("24x40"), (Size{24, 40}));
+  for (const nlohmann::json& wrong :
+       {nlohmann::json("24x"), nlohmann::json({24}), nlohmann::json({24, 0}), nlohmann::json(1.5), nlohmann::json()})
+    EXPECT_THROW(size(wrong), Error) << wrong;
+  EXPECT_EQ(to_json({.size = Size::square(40)}).at("size"), 40);
+  EXPECT_EQ(to_json({.size = {24, 40}}).at("size"), nlohmann::json({24, 40}));
+}
+
+TEST(Preprocessing, OneNumberBesideARectangularModelIsItsSize) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("model.safetensors");
+  nn::ModelConfig config = small_model();
+  config.img_size = {24, 40};
+  save_model(path, nn::VisionTransformer(config, 7), {.size = Size::square(40)});
+  EXPECT_EQ(load_model(path).preprocessing.size, (Size{24, 40}));
+  EXPECT_EQ(load_model(path, {.img_size = Size{48, 48}}).preprocessing.size, Size::square(48));
 }
 
 TEST(SaveModel, LoadsBackToTheSameBits) {
@@ -275,7 +297,7 @@ TEST(SaveModel, LoadsBackToTheSameBits) {
   config.violin->blocks = {1};
   nn::VisionTransformer model(config, 7);
   model.eval();
-  data::EvalOptions preprocessing{.size = 40,
+  data::EvalOptions preprocessing{.size = {24, 40},
                                   .crop_pct = 0.95,
                                   .crop = data::EvalCrop::kSquash,
                                   .interpolation = data::Interpolation::kBilinear,

@@ -139,6 +139,45 @@ TEST_F(Training, FromAFolderToPredictions) {
   EXPECT_TRUE(load_image(file("looked.png")).width > 100);
 }
 
+TEST_F(Training, RectanglesFromAFolderToPredictions) {
+  ASSERT_EQ(run_violin(with(train_arguments("run"), {"--img-size", "8x24"})).code, 0);
+  const json config = json::parse(std::ifstream(file("run/config.json")));
+  EXPECT_EQ(config.at("model").at("img_size"), json({8, 24}));
+  EXPECT_EQ(config.at("preprocessing").at("size"), json({8, 24}));
+  std::ifstream card(file("run/README.md"));
+  EXPECT_NE(std::string(std::istreambuf_iterator<char>(card), {}).find("8x24 px"), std::string::npos);
+
+  const Outcome resumed = run_violin({"train", "--resume", file("run")});
+  EXPECT_EQ(resumed.code, 0) << resumed.err;
+  const Outcome repeated = run_violin({"train", "--data", file("data"), "--options", file("run/config.json"), "--out",
+                                       file("again"), "--threads", "1"});
+  ASSERT_EQ(repeated.code, 0) << repeated.err;
+  expect_same_tensors(file("run/last/model.safetensors"), file("again/last/model.safetensors"));
+
+  const Outcome evaluated =
+      run_violin({"eval", file("run"), "--data", file("data"), "--resolutions", "8x24,16x48,12x12", "--json"});
+  ASSERT_EQ(evaluated.code, 0) << evaluated.err;
+  const json result = json::parse(std::ifstream(file("run/result.json")));
+  EXPECT_NEAR(json::parse(evaluated.out).at("loss").get<double>(), result.at("test").at("loss").get<double>(), 1e-5);
+  EXPECT_EQ(json::parse(evaluated.out).at("resolutions").size(), 3U);
+
+  // Pictures keep the proportions: images three times as wide as high give lower rows than squares.
+  const std::string image = file("data/test/class_2/image_200.png");
+  ASSERT_EQ(run_violin({"predict", file("run"), image, "--attention", file("wide.png")}).code, 0);
+  ASSERT_EQ(run_violin({"predict", file("run"), image, "--img-size", "16", "--attention", file("square.png")}).code, 0);
+  EXPECT_EQ(load_image(file("wide.png")).width, load_image(file("square.png")).width);
+  EXPECT_LT(load_image(file("wide.png")).height, load_image(file("square.png")).height);
+  const Outcome report = run_violin({"report", file("run")});
+  EXPECT_EQ(report.code, 0) << report.err;
+  std::ifstream page(file("run/report.html"));
+  EXPECT_NE(std::string(std::istreambuf_iterator<char>(page), {}).find("aspect-ratio:24/8"), std::string::npos);
+
+  const Outcome tuned = run_violin({"finetune", "--weights", file("run"), "--data", file("data"), "--img-size", "16x12",
+                                    "--epochs", "1", "--batch-size", "8", "--out", file("tuned")});
+  ASSERT_EQ(tuned.code, 0) << tuned.err;
+  EXPECT_NE(tuned.err.find("positions resampled (timm): 2x6 to 4x3"), std::string::npos) << tuned.err;
+}
+
 TEST_F(Training, NumbersOfARunAgree) {
   // Fewer images than a batch: one smaller step per epoch.
   const Outcome trained = run_violin({"train", "--data", file("data"), "--config", file("model.json"), "--out",
@@ -415,6 +454,8 @@ TEST_F(Training, MistakesAreOneLineWithARemedy) {
   EXPECT_EQ(huge.code, 1);
   EXPECT_NE(huge.err.find("allocate"), std::string::npos) << huge.err;
   EXPECT_EQ(huge.err.find("frame #"), std::string::npos) << huge.err;
+  expect(with(train_arguments("x"), {"--img-size", "17x24"}), 1, "whole patches of 4x4 pixels, as in 16x24");
+  expect(with(train_arguments("x"), {"--img-size", "5000x24"}), 2, "img_size is 5000x24");
   expect({"eval", file("model.json"), "--data", file("data")}, 1, "model.json");
   expect({"predict", file("nothing"), file("data/val")}, 1, "nothing");
   EXPECT_FALSE(fs::exists(file("x")));

@@ -56,7 +56,13 @@ TEST(Command, ChecksArgumentsBeforeItLooksAtImagesOrWeights) {
   };
   expect_failure(with(eval, {"--split", "foo"}), 2, "expected train, val or test");
   expect_failure(with(eval, {"--resolutions", "32,,48"}), 2, "--resolutions");
-  expect_failure(with(eval, {"--img-size", "40x24"}), 2, "give one number");
+  expect_failure(with(eval, {"--resolutions", "64x96,foo"}), 2, "'foo' is not N or HxW");
+  expect_failure(with(eval, {"--resolutions", "64x96,0"}), 2, "'0' is not N or HxW");
+  for (const char* size : {"64x", "x64", "64x96x3", "wide"}) {
+    expect_failure(with(eval, {"--img-size", size}), 2, "expected N or HxW");
+    expect_failure({"train", "--data", "nowhere", "--img-size", size}, 2, "expected N or HxW");
+    expect_failure({"bench", "data", "--data", "nowhere", "--size", size}, 2, "expected N or HxW");
+  }
   expect_failure(with(eval, {"--predictions", "none/p.csv"}), 1, "there is no folder 'none'");
   expect_failure(with(eval, {"--confusion", "none/c.csv"}), 1, "there is no folder 'none'");
   expect_failure(with(eval, {"--predictions", "p.csv", "--confusion", "p.csv"}), 2, "the same file");

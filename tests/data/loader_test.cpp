@@ -41,7 +41,7 @@ SampleSet made_up(std::int64_t count, std::set<std::int64_t> broken = {}) {
 }
 
 std::shared_ptr<const Transform> augmentation() {
-  return std::make_shared<TrainTransform>(deit_augmentation(16));
+  return std::make_shared<TrainTransform>(deit_augmentation(Size::square(16)));
 }
 
 std::vector<Batch> all_batches(Loader& loader) {
@@ -80,13 +80,14 @@ TEST(Loader, BatchesDoNotDependOnTheNumberOfWorkers) {
 
 TEST(Loader, ValuesAreTheTransformsAndLabelsBelongToIndices) {
   const SampleSet set = made_up(10);
-  const auto transform = std::make_shared<EvalTransform>(EvalOptions{.size = 16});
+  const auto transform = std::make_shared<EvalTransform>(EvalOptions{.size = {12, 20}});
   Loader loader(set, transform, {.workers = 2});
   loader.start(in_order(10), 4, 0);
   EXPECT_EQ(loader.batches(), 3);
   std::int64_t index = 0;
-  std::vector<float> expected(3 * 16 * 16);
+  std::vector<float> expected(3 * 12 * 20);
   for (const Batch& batch : all_batches(loader)) {
+    EXPECT_EQ(batch.images.sizes().slice(1), (torch::IntArrayRef{3, 12, 20}));
     for (std::int64_t i = 0; i < batch.size(); ++i, ++index) {
       EXPECT_EQ(batch.indices[i].item<std::int64_t>(), index);
       EXPECT_EQ(batch.labels[i].item<std::int64_t>(), index % 3);

@@ -28,7 +28,7 @@ TEST(EvalTransform, GivesTimmsPixels) {
   const Image picture = load_image(kGolden / "picture.png");
   for (const auto& entry : nlohmann::json::parse(std::ifstream(kGolden / "eval.json"))) {
     EvalOptions options;
-    options.size = entry["size"];
+    options.size = Size::square(entry["size"]);
     options.crop_pct = entry["crop_pct"];
     options.crop = entry["crop"] == "squash" ? EvalCrop::kSquash : EvalCrop::kCentre;
     const Image expected = load_image(kGolden / entry["file"].get<std::string>());
@@ -40,22 +40,52 @@ TEST(EvalTransform, GivesTimmsPixels) {
 TEST(EvalTransform, TakesAnImageOfItsSizeAsItIs) {
   const Image image = noise(32, 32, 8);
   EvalOptions options;
-  options.size = 32;
+  options.size = Size::square(32);
   options.crop_pct = 1;
   EXPECT_EQ(eval_pixels(image, options), image);
+  options.size = {24, 40};
+  EXPECT_EQ(eval_pixels(noise(40, 24, 8), options), noise(40, 24, 8));
 }
 
 TEST(EvalTransform, AnyShapeOfImageGivesTheSameShape) {
-  const EvalTransform transform({.size = 17});
-  std::vector<float> out(3 * 17 * 17);
-  for (const auto& [width, height] : {std::pair{1, 1}, {1, 3000}, {2000, 1}, {17, 5}, {300, 200}}) {
-    Random random(0, Purpose::kAugment);
-    const Image image = noise(width, height, 1);
-    const Image pixels = transform.pixels(image, random);
-    EXPECT_EQ(pixels.width, 17);
-    EXPECT_EQ(pixels.height, 17);
-    transform.apply(image, random, out.data());
+  for (const Size& size : {Size{17, 17}, Size{17, 41}, Size{30, 9}}) {
+    const EvalTransform transform({.size = size});
+    std::vector<float> out(static_cast<std::size_t>(3 * size.area()));
+    for (const auto& [width, height] : {std::pair{1, 1}, {1, 3000}, {2000, 1}, {17, 5}, {300, 200}}) {
+      Random random(0, Purpose::kAugment);
+      const Image image = noise(width, height, 1);
+      const Image pixels = transform.pixels(image, random);
+      EXPECT_EQ(pixels.width, size.width);
+      EXPECT_EQ(pixels.height, size.height);
+      transform.apply(image, random, out.data());
+    }
   }
+}
+
+// Sizes and corners as timm computes them (ResizeKeepRatio that covers the target, then CenterCrop).
+TEST(EvalTransform, RectanglesAreCoveredInProportion) {
+  struct Case {
+    Size image, size;
+    double crop_pct;
+    Size scaled;
+    std::int64_t left, top;
+  };
+  for (const Case& c :
+       {Case{{40, 50}, {40, 30}, 1.0, {40, 50}, 10, 0}, Case{{31, 45}, {24, 36}, 0.9, {28, 40}, 2, 2},
+        Case{{45, 31}, {24, 36}, 0.875, {60, 41}, 2, 18}, Case{{31, 45}, {36, 20}, 0.9, {40, 58}, 19, 2},
+        Case{{10, 13}, {24, 40}, 0.8, {38, 50}, 5, 7}, Case{{100, 100}, {16, 48}, 0.95, {50, 50}, 1, 17}}) {
+    const Image image = noise(c.image.width, c.image.height, 3);
+    const Image expected =
+        crop(resize(image, c.scaled.width, c.scaled.height), {c.left, c.top, c.size.width, c.size.height});
+    EXPECT_EQ(eval_pixels(image, {.size = c.size, .crop_pct = c.crop_pct}), expected)
+        << to_string(c.image) << " to " << to_string(c.size);
+  }
+}
+
+TEST(EvalTransform, SquashScalesEachSideOfARectangle) {
+  const Image image = noise(70, 20, 3);
+  const Image expected = crop(resize(image, 50, 30), {5, 3, 40, 24});
+  EXPECT_EQ(eval_pixels(image, {.size = {24, 40}, .crop_pct = 0.8, .crop = EvalCrop::kSquash}), expected);
 }
 
 TEST(Normalise, SubtractsTheMeanAndDividesPerChannel) {
@@ -117,7 +147,7 @@ TEST(RandomResizedCrop, FallsBackToTheCentre) {
 }
 
 TEST(TrainTransform, SameKeySamePixels) {
-  const TrainTransform transform(deit_augmentation(64));
+  const TrainTransform transform(deit_augmentation(Size::square(64)));
   const Image image = noise(90, 70, 6);
   std::vector<float> a(3 * 64 * 64), b = a, c = a;
   Random first(5, Purpose::kAugment, {3, 17, 0});
@@ -132,27 +162,86 @@ TEST(TrainTransform, SameKeySamePixels) {
 
 TEST(TrainTransform, PaddedCropsMoveTheImageByUpToThePadding) {
   TrainOptions options;
-  options.size = 32;
   options.crop = TrainCrop::kPadded;
   options.flip = 0;
-  const TrainTransform transform(options);
-  const Image image = noise(32, 32, 6);
-  std::set<std::pair<std::int64_t, std::int64_t>> places;
-  for (int i = 0; i < 2000; ++i) {
-    Random random(5, Purpose::kAugment, {i});
-    const Image got = transform.pixels(image, random);
-    for (std::int64_t y = -4; y <= 4; ++y) {
-      for (std::int64_t x = -4; x <= 4; ++x) {
-        if (got == crop(image, {x, y, 32, 32})) places.emplace(x, y);
+  for (const Size& size : {Size{32, 32}, Size{20, 32}}) {
+    options.size = size;
+    const TrainTransform transform(options);
+    const Image image = noise(size.width, size.height, 6);
+    std::set<std::pair<std::int64_t, std::int64_t>> places;
+    for (int i = 0; i < 2000; ++i) {
+      Random random(5, Purpose::kAugment, {i});
+      const Image got = transform.pixels(image, random);
+      for (std::int64_t y = -4; y <= 4; ++y) {
+        for (std::int64_t x = -4; x <= 4; ++x) {
+          if (got == crop(image, {x, y, size.width, size.height})) places.emplace(x, y);
+        }
       }
     }
+    EXPECT_EQ(places.size(), 81u);
   }
-  EXPECT_EQ(places.size(), 81u);
+}
+
+TEST(TrainTransform, PaddedCropsOfOtherImagesScaleThemFirst) {
+  const TrainTransform transform({.size = {20, 32}, .crop = TrainCrop::kPadded, .padding = 0, .flip = 0});
+  Random random(5, Purpose::kAugment);
+  const Image image = noise(50, 60, 6);
+  EXPECT_EQ(transform.pixels(image, random), resize(image, 32, 20));
+}
+
+TEST(TrainTransform, ARandomPartIsStretchedToTheSizeWhateverItsRatio) {
+  TrainOptions options;
+  options.size = {24, 56};
+  options.flip = 0;
+  const TrainTransform transform(options);
+  const Image image = noise(90, 70, 6);
+  for (int i = 0; i < 50; ++i) {
+    Random random(5, Purpose::kAugment, {i}), same(5, Purpose::kAugment, {i});
+    const Box box = random_resized_crop(90, 70, options.scale, options.ratio, same);
+    EXPECT_EQ(transform.pixels(image, random), resize(image, box, 56, 24));
+  }
+}
+
+TEST(TrainTransform, ErasesABoxOfARectangle) {
+  TrainOptions options;
+  options.size = {16, 48};
+  options.crop = TrainCrop::kSquash;
+  options.erase = 1;
+  options.erase_mode = EraseMode::kConstant;
+  const TrainTransform transform(options);
+  const Image white = [] {
+    Image image(48, 16);
+    std::fill(image.pixels.begin(), image.pixels.end(), std::uint8_t{255});
+    return image;
+  }();
+  std::int64_t rightmost = 0;
+  for (int i = 0; i < 200; ++i) {
+    std::vector<float> out(3 * 16 * 48);
+    Random random(5, Purpose::kAugment, {i});
+    transform.apply(white, random, out.data());
+    std::set<std::int64_t> rows, columns;
+    std::int64_t erased = 0;
+    for (std::int64_t at = 0; at < 16 * 48; ++at) {
+      if (out[static_cast<std::size_t>(at)] != 0) continue;
+      ++erased;
+      rows.insert(at / 48);
+      columns.insert(at % 48);
+      rightmost = std::max(rightmost, at % 48);
+    }
+    EXPECT_EQ(erased, static_cast<std::int64_t>(rows.size() * columns.size()));
+  }
+  EXPECT_EQ(rightmost, 47);
+}
+
+TEST(DeitAugmentation, ImagesAreSmallWhereBothSidesAre) {
+  EXPECT_EQ(deit_augmentation({32, 32}).crop, TrainCrop::kPadded);
+  EXPECT_EQ(deit_augmentation({16, 32}).crop, TrainCrop::kPadded);
+  EXPECT_EQ(deit_augmentation({16, 33}).crop, TrainCrop::kRandomResized);
 }
 
 TEST(TrainTransform, FlipsHalfOfTheImages) {
   TrainOptions options;
-  options.size = 8;
+  options.size = Size::square(8);
   options.crop = TrainCrop::kSquash;
   const TrainTransform transform(options);
   const Image image = noise(8, 8, 6);
@@ -170,7 +259,9 @@ TEST(TrainTransform, RefusesOptionsThatMakeNoSense) {
     change(options);
     return [options] { TrainTransform transform(options); };
   };
-  EXPECT_THROW(with([](TrainOptions& o) { o.size = 0; })(), Error);
+  EXPECT_THROW(with([](TrainOptions& o) { o.size = {0, 224}; })(), Error);
+  EXPECT_THROW(with([](TrainOptions& o) { o.size = {224, kLargestSize + 1}; })(), Error);
+  EXPECT_THROW(with([](TrainOptions& o) { o.size = {3, 32}, o.crop = TrainCrop::kPadded; })(), Error);  // padding is 4
   EXPECT_THROW(with([](TrainOptions& o) { o.scale = {0.5, 0.2}; })(), Error);
   EXPECT_THROW(with([](TrainOptions& o) { o.flip = 2; })(), Error);
   EXPECT_THROW(with([](TrainOptions& o) { o.rand_augment = "rand-z1"; })(), Error);

@@ -48,7 +48,22 @@ TEST(ModelConfig, TheDesignsDescriptionIsAccepted) {
     "violin": {"curves": ["snake", "hilbert_T"], "strategy": "mul_v2", "decay": 0.9, "alpha": true,
                "curve_weights": true, "prefix_decay": "learned", "init": "finetune"}})"));
   EXPECT_EQ(config.violin.value_or(nn::MaskConfig()).curves, "snake,hilbert_T");
-  EXPECT_EQ(config.grid(), (nn::Size{8, 12}));
+  EXPECT_EQ(config.grid(), (Size{8, 12}));
+}
+
+TEST(Size, TextIsANumberOrTwo) {
+  EXPECT_EQ(parse_size("224"), Size::square(224));
+  EXPECT_EQ(parse_size("160x224"), (Size{160, 224}));
+  for (const char* text :
+       {"", "x", "64x", "x64", "64x96x3", "-4", "+4", "4.5", "64 x 96", "64X96", "99999999999999999999"})
+    EXPECT_FALSE(parse_size(text).has_value()) << text;
+  EXPECT_EQ(short_text({224, 224}), "224");
+  EXPECT_EQ(short_text({160, 224}), "160x224");
+  for (const Size& size : {Size{0, 0}, Size{224, 224}, Size{160, 224}})
+    EXPECT_EQ(nn::size_from_json(Json(nn::to_json(size))), size);
+  EXPECT_EQ(nn::size_from_json("160x224"), (Size{160, 224}));
+  for (const char* text : {"[1]", "[1,2,3]", "[1,\"2\"]", "1.5", "1e300", "null", "true", "{}", "\"wide\""})
+    EXPECT_FALSE(nn::size_from_json(Json::parse(text)).has_value()) << text;
 }
 
 TEST(ModelConfig, MistakesAreNamedWithARemedy) {

@@ -43,8 +43,8 @@ TEST(GoldenModels, PositionsFollowOtherGridsByEveryStoredRule) {
   const Json list = golden_json("models/index.json").at("pos_embed_resampling");
   for (const Json& about : list) {
     SCOPED_TRACE(about.dump());
-    const nn::Size from{about.at("old_grid")[0], about.at("old_grid")[1]};
-    const nn::Size to{about.at("new_grid")[0], about.at("new_grid")[1]};
+    const Size from{about.at("old_grid")[0], about.at("old_grid")[1]};
+    const Size to{about.at("new_grid")[0], about.at("new_grid")[1]};
     const at::Tensor& source = tensors.at(about.at("source"));
     const at::Tensor& expected = tensors.at(about.at("result"));
     // Whoever asks for the grid that there is gets the table as it is; resampling is for other grids.

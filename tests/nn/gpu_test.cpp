@@ -91,7 +91,7 @@ TEST(Gpu, PackedTablesAreTheTables) {
     nn::VisionTransformer model(config, 1);
     model.to(at::kCUDA);
     nn::Mask& mask = *model.blocks[0]->attn->violin;
-    const nn::Size grid = {9, 7};
+    const Size grid = {9, 7};
     EXPECT_FALSE(mask.packed_tables(grid, 1, at::kFloat));
     const auto packed = mask.packed_tables(grid, 1, at::kBFloat16);
     ASSERT_EQ(packed.has_value(), std::string(strategy) != "add_v1");

@@ -258,7 +258,7 @@ TEST(Mask, SixteenBitModelsKeepTheMaskInFull) {
 
 // The unit of `rate` is known without walking the grid.
 TEST(Mask, UnitsAreTheLargestCoordinates) {
-  for (const nn::Size grid : {nn::Size{1, 1}, nn::Size{1, 7}, nn::Size{5, 1}, nn::Size{4, 4}, nn::Size{6, 9}}) {
+  for (const Size grid : {Size{1, 1}, Size{1, 7}, Size{5, 1}, Size{4, 4}, Size{6, 9}}) {
     for (const std::string& plain : curves::curve_names()) {
       for (const std::string& name : {plain, "frame:" + plain, plain + ",manhattan,random:3"}) {
         if (name == "manhattan,manhattan,random:3") continue;

@@ -43,7 +43,7 @@ TEST(VisionTransformer, RectanglesAndLeftOverPixels) {
   model.eval();
   const torch::NoGradGuard no_grad;
   const at::Tensor x = images(2, 24, 40);
-  EXPECT_EQ(model.observe(x).grid, (nn::Size{3, 5}));
+  EXPECT_EQ(model.observe(x).grid, (Size{3, 5}));
   // Pixels beyond the last whole patch are left out.
   const at::Tensor padded = at::constant_pad_nd(x, {0, 7, 0, 3}, 5);
   EXPECT_TRUE(at::equal(model.forward(padded), model.forward(x)));

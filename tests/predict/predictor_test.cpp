@@ -8,6 +8,7 @@
 #include "tests/nn/helpers.h"
 #include "tests/temporary_folder.h"
 #include "violin/data/file.h"
+#include "violin/predict/attention_map.h"
 
 namespace violin {
 namespace {
@@ -30,7 +31,8 @@ struct Saved {
 
   TemporaryFolder folder;
   nn::Model model;
-  data::EvalOptions preprocessing{.size = 32, .crop_pct = 0.8, .normalisation = data::kInceptionStatistics};
+  data::EvalOptions preprocessing{
+      .size = Size::square(32), .crop_pct = 0.8, .normalisation = data::kInceptionStatistics};
 };
 
 Image test_image(std::int64_t width, std::int64_t height, int seed) {
@@ -163,14 +165,20 @@ TEST(Predictor, RefusesWeightsWithoutClassesAndBrokenImages) {
   }
 }
 
-TEST(Predictor, GivesNoSquaresToWeightsForRectangles) {
+TEST(Predictor, PreparesRectanglesForWeightsThatTakeThem) {
   const Saved saved;
-  try {
-    const Predictor predictor(saved.path(), {.load = {.img_size = nn::Size{64, 32}}});
-    FAIL() << "nothing was thrown";
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("64x32"), std::string::npos) << error.what();
-  }
+  const Predictor predictor(saved.path(), {.load = {.img_size = Size{64, 32}}});
+  EXPECT_EQ(predictor.preprocessing().size, (Size{64, 32}));
+  const Image image = test_image(50, 40, 1);
+  EXPECT_EQ(predictor.prepare(image).sizes(), (at::IntArrayRef{3, 64, 32}));
+  data::EvalOptions preprocessing = saved.preprocessing;
+  preprocessing.size = {64, 32};
+  std::vector<float> values(3 * 64 * 32);
+  data::normalise(data::eval_pixels(image, preprocessing), data::kInceptionStatistics, values.data());
+  EXPECT_TRUE(at::equal(predictor.prepare(image), at::from_blob(values.data(), {3, 64, 32}, at::kFloat)));
+  const checkpoint::LoadedModel loaded = checkpoint::load_model(saved.path(), {.img_size = Size{64, 32}});
+  EXPECT_EQ(attention_map(*loaded.model, predictor.prepare(image)).values.size(), 8U * 4U);
+  EXPECT_EQ(predictor.classify(image, 5).size(), 5U);
 }
 
 TEST(Predictor, Bf16IsCloseToFp32) {

@@ -92,6 +92,23 @@ def test_a_saved_model_comes_back_with_its_masks(name, tmp_path, timm):
         violin.save(model, tmp_path / "m.safetensors", classes[:4])
 
 
+@pytest.mark.parametrize(
+    "given, size",
+    [
+        ({"crop_pct": 1.0}, [24, 40]),
+        ({"input_size": (3, 24, 40)}, [24, 40]),
+        ({"size": (48, 80)}, [48, 80]),
+        ({"size": 32}, 32),
+        ({"input_size": (3, 32, 32)}, 32),
+    ],
+)
+def test_preprocessing_says_both_sides_of_rectangles(given, size, tmp_path, timm):
+    violin.save(build("rectangle"), tmp_path / "m.safetensors", preprocessing=given)
+    assert violin.load(tmp_path / "m.safetensors").violin_file["preprocessing"]["size"] == size
+    with pytest.raises(violin.Error, match="expected a number or \\(height, width\\)"):
+        violin.save(build("rectangle"), tmp_path / "m.safetensors", preprocessing={"size": "24x40"})
+
+
 def test_files_hold_timm_names_whatever_the_model(tmp_path, timm):
     from timm.models.vision_transformer import VisionTransformer
 

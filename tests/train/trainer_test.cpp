@@ -363,7 +363,7 @@ TEST(Trainer, FinetuneReplacesTheHeadPlugsAMaskAndKeepsPreprocessing) {
   config.num_classes = 9;
   const nn::VisionTransformer pretrained(config, 1);
   data::EvalOptions preprocessing;
-  preprocessing.size = 16;
+  preprocessing.size = Size::square(16);
   preprocessing.crop_pct = 1;
   preprocessing.normalisation = data::kInceptionStatistics;
   checkpoint::save_model(folder.path() / "w.safetensors", pretrained, preprocessing);
@@ -397,6 +397,24 @@ TEST(Trainer, AdapterRunsResumeToo) {
   train::RunFolder broken(folder.path() / "broken", train::RunFolder::Mode::kNew);
   ASSERT_FALSE(train_run(train::prepare(request), &broken, 5).finished);
   ASSERT_TRUE(train_run(reopened(folder.path() / "broken"), &broken, 0, true).finished);
+  expect_equal_files(folder.path() / "whole/last/model.safetensors", folder.path() / "broken/last/model.safetensors");
+}
+
+TEST(Trainer, RectangularRunsResumeToo) {
+  const TemporaryFolder folder;
+  write_images(folder.path() / "data", 4, 10);
+  train::Request request = tiny_request(folder.path() / "data");
+  request.options.img_size = {12, 20};
+  train::RunFolder whole(folder.path() / "whole", train::RunFolder::Mode::kNew);
+  const train::Prepared prepared = train::prepare(request);
+  EXPECT_EQ(prepared.model->config().grid(), (Size{3, 5}));
+  EXPECT_EQ(prepared.task.preprocessing.size, (Size{12, 20}));
+  ASSERT_TRUE(train_run(prepared, &whole).finished);
+  train::RunFolder broken(folder.path() / "broken", train::RunFolder::Mode::kNew);
+  ASSERT_FALSE(train_run(train::prepare(request), &broken, 5).finished);
+  const train::Prepared again = reopened(folder.path() / "broken");
+  EXPECT_EQ(again.task.options.img_size, (Size{12, 20}));
+  ASSERT_TRUE(train_run(again, &broken, 0, true).finished);
   expect_equal_files(folder.path() / "whole/last/model.safetensors", folder.path() / "broken/last/model.safetensors");
 }
 
@@ -562,6 +580,44 @@ TEST(Task, DecaysNeedACurve) {
   EXPECT_THROW(train::check(request), Error);
   mask.curves = "snake";
   train::check(request);
+}
+
+TEST(Task, SquareWeightsAreFinetunedAtARectangle) {
+  const TemporaryFolder folder;
+  write_images(folder.path() / "data", 4, 6);
+  const nn::VisionTransformer square(tiny_model(), 1);
+  checkpoint::save_model(folder.path() / "w.safetensors", square, {.size = Size::square(16), .crop_pct = 0.8});
+  train::Request request = tiny_request(folder.path() / "data");
+  request.config.reset();
+  request.weights = folder.path() / "w.safetensors";
+  request.options.img_size = {8, 24};
+  const train::Prepared prepared = train::prepare(request);
+  EXPECT_EQ(prepared.task.preprocessing.size, (Size{8, 24}));
+  EXPECT_EQ(prepared.task.preprocessing.crop_pct, 0.8);
+  EXPECT_TRUE(at::equal(prepared.model->pos_embed,
+                        nn::resample_positions(square.pos_embed.detach(), {4, 4}, {2, 6}, 0, "timm")));
+}
+
+TEST(Task, ASizeIsMadeOfWholePatches) {
+  const TemporaryFolder folder;
+  write_images(folder.path() / "data", 4, 6);
+  train::Request request = tiny_request(folder.path() / "data");
+  request.options.img_size = {17, 24};
+  try {
+    train::prepare(request);
+    FAIL() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "option img_size is 17x24; expected whole patches of 4x4 pixels, as in 16x24");
+  }
+}
+
+TEST(Task, SmallImagesOfTheirSizeAreShifted) {
+  const auto crop = [](const Size& size, const Image& first) {
+    return train::train_transform({}, {.size = size}, first).crop;
+  };
+  EXPECT_EQ(crop({16, 32}, Image(32, 16)), data::TrainCrop::kPadded);
+  EXPECT_EQ(crop({16, 32}, Image(16, 32)), data::TrainCrop::kRandomResized);
+  EXPECT_EQ(crop({16, 64}, Image(64, 16)), data::TrainCrop::kRandomResized);
 }
 
 TEST(Task, ChangedDataAreNoticed) {

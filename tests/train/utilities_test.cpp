@@ -214,6 +214,25 @@ TEST(Options, NumbersAreFiniteAndOfASaneSize) {
   EXPECT_NE(message("cache_mb", std::int64_t{1} << 44), "");
   EXPECT_EQ(message("cache_mb", 1 << 20), "");
   EXPECT_EQ(message("epochs", 1e3), "");
+  for (const nlohmann::json& size :
+       {nlohmann::json(0), nlohmann::json(64), nlohmann::json({64, 96}), nlohmann::json("64x96")})
+    EXPECT_EQ(message("img_size", size), "");
+  for (const nlohmann::json& size : {nlohmann::json({0, 96}), nlohmann::json({64, 5000}), nlohmann::json(-1)})
+    EXPECT_NE(message("img_size", size).find("expected 0, or sides of 1 to 4096 pixels"), std::string::npos) << size;
+  EXPECT_NE(message("img_size", "64x").find(R"(option img_size is "64x"; expected)"), std::string::npos);
+}
+
+TEST(Options, ASquareIsOneNumberInJson) {
+  train::Options options;
+  EXPECT_EQ(train::to_json(options).at("img_size"), 0);
+  options.img_size = Size::square(64);
+  EXPECT_EQ(train::to_json(options).at("img_size"), 64);
+  options.img_size = {64, 96};
+  const nlohmann::json json = train::to_json(options);
+  EXPECT_EQ(json.at("img_size"), nlohmann::json({64, 96}));
+  train::Options back;
+  train::merge_json(json, back);
+  EXPECT_EQ(back.img_size, options.img_size);
 }
 
 TEST(Metrics, CountTopFiveAndConfusion) {

@@ -232,6 +232,25 @@ TEST(AttentionSheet, HasAPictureUpToItsLimit) {
   EXPECT_GT(pixels(limit + 1), static_cast<double>(kMaxPixels));
 }
 
+TEST(AttentionSheet, PicturesKeepTheProportionsOfTheImage) {
+  for (const auto& [width, height] : {std::pair{96, 64}, {64, 96}, {12, 4}, {32, 32}}) {
+    const std::vector<AttentionEntry> entries = {{Image(width, height), {2, 3, std::vector<float>(6)}, "", ""}};
+    const Scene scene = attention_sheet(entries);
+    int pictures = 0;
+    for (const Shape& shape : scene.shapes) {
+      const auto* picture = std::get_if<Picture>(&shape);
+      if (picture == nullptr) continue;
+      ++pictures;
+      EXPECT_NEAR(picture->box.width / picture->box.height, static_cast<double>(width) / height, 1e-9);
+      const Image& image = *picture->image;  // of whole pixels
+      EXPECT_NEAR(image.width * height, image.height * width, std::max(width, height));
+      EXPECT_LE(picture->box.x + picture->box.width, scene.width);
+      EXPECT_LE(picture->box.y + picture->box.height, scene.height);
+    }
+    EXPECT_EQ(pictures, 2);
+  }
+}
+
 TEST(Compare, NamesOfGroupsStayDistinct) {
   std::vector<RunScore> runs(4);
   runs[0].name = "run-0", runs[0].group = "a";

@@ -18,7 +18,6 @@ namespace {
 
 using nn::MaskConfig;
 using nn::ModelConfig;
-using nn::Size;
 
 const StateEntry& required(const State& state, const std::string& name, std::size_t dims) {
   const StateEntry* entry = state.find(name);

@@ -13,7 +13,7 @@ namespace violin::checkpoint {
 // What the tensors of a file do not say.
 struct Hints {
   std::optional<std::int64_t> num_heads;
-  std::optional<nn::Size> img_size;  // tells a grid that is not square
+  std::optional<Size> img_size;  // tells a grid that is not square
 };
 
 struct Architecture {

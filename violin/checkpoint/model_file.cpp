@@ -19,7 +19,6 @@ namespace {
 
 using nlohmann::json;
 using nn::ModelConfig;
-using nn::Size;
 
 constexpr const char* kModelKey = "violin.model";
 constexpr const char* kAverageFile = "ema.safetensors";
@@ -321,12 +320,14 @@ class Loader {
     const ModelConfig& config = result_.model->config();
     if (description_.preprocessing) {
       result_.preprocessing = *description_.preprocessing;
-      if (options_.img_size) result_.preprocessing.size = std::max(wanted_.height, wanted_.width);
+      // One number beside a rectangular model leaves the other side out; the model knows both.
+      Size& size = result_.preprocessing.size;
+      if (options_.img_size || (size.is_square() && !config.img_size.is_square())) size = wanted_;
     } else {
       result_.preprocessing = default_preprocessing(family_, config);
       note("the file does not say how images are prepared: " +
            std::string(family_ == "ViT" ? "mean and deviation 0.5" : "ImageNet statistics") + ", " +
-           std::to_string(result_.preprocessing.size) + " pixels, crop_pct " +
+           short_text(result_.preprocessing.size) + " pixels, crop_pct " +
            (result_.preprocessing.crop_pct == 1 ? "1" : "0.9"));
     }
     result_.classes = description_.classes;
@@ -464,7 +465,7 @@ void save_model(const std::filesystem::path& path, const nn::VisionTransformer& 
   save_safetensors(path, tensors, metadata);
 }
 
-at::Tensor resample_patches(const at::Tensor& weight, const nn::Size& size) {
+at::Tensor resample_patches(const at::Tensor& weight, const Size& size) {
   const torch::NoGradGuard no_grad;
   const std::int64_t height = weight.size(2), width = weight.size(3), before = height * width;
   if (height == size.height && width == size.width) return weight;

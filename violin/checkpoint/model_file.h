@@ -29,11 +29,11 @@ struct LoadOptions {
   std::optional<nn::ModelConfig> config;    // instead of a name
   std::optional<std::int64_t> num_heads;    // where nothing tells
   std::optional<std::int64_t> num_classes;  // another number than the file's: a fresh head; 0: no head
-  std::optional<nn::Size> img_size;         // positions are resampled
+  std::optional<Size> img_size;             // positions are resampled
   std::string pos_resample;                 // by this rule (timm, dino, deit); empty: the model's
-  std::optional<nn::Size> patch_size;  // the patch embedding is resampled so that it sees the same in scaled patches
-  std::string branch;                  // of a file with several: "student", "ema", …
-  bool strict = true;                  // weights that are missing are an error; otherwise they get initial values
+  std::optional<Size> patch_size;  // the patch embedding is resampled so that it sees the same in scaled patches
+  std::string branch;              // of a file with several: "student", "ema", …
+  bool strict = true;              // weights that are missing are an error; otherwise they get initial values
   c10::Device device = c10::kCPU;
   std::uint64_t seed = 0;  // of what the file does not have
 };
@@ -90,6 +90,6 @@ void save_model(const std::filesystem::path& path, const nn::VisionTransformer& 
 
 // A patch embedding [D,C,h,w] for patches of another size: a patch and its scaled image give about the same token. The
 // weights are multiplied by the pseudo-inverse of antialiased bicubic scaling, as timm does.
-at::Tensor resample_patches(const at::Tensor& weight, const nn::Size& size);
+at::Tensor resample_patches(const at::Tensor& weight, const Size& size);
 
 }  // namespace violin::checkpoint

@@ -1,6 +1,5 @@
 #include "violin/checkpoint/preprocessing.h"
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "violin/checkpoint/message.h"
@@ -38,7 +37,7 @@ std::array<double, 3> channels(const std::string& field, const json& value, bool
 }  // namespace
 
 nlohmann::ordered_json to_json(const data::EvalOptions& options) {
-  return {{"size", options.size},
+  return {{"size", nn::to_json(options.size)},
           {"crop_pct", options.crop_pct},
           {"crop", options.crop == data::EvalCrop::kSquash ? "squash" : "centre"},
           {"interpolation", data::interpolation_name(options.interpolation)},
@@ -51,9 +50,10 @@ data::EvalOptions preprocessing_from_json(const json& object) {
   data::EvalOptions options;
   for (const auto& [key, value] : object.items()) {
     if (key == "size") {
-      const bool good = value.is_number_integer() && value.get<double>() >= 1 && value.get<double>() <= kLargestSize;
-      if (!good) reject(key, value, "a whole number from 1 to " + std::to_string(kLargestSize));
-      options.size = value.get<std::int64_t>();
+      const std::optional<Size> size = nn::size_from_json(value);
+      if (!size || size->shorter() < 1 || size->longer() > kLargestSize)
+        reject(key, value, "a whole number from 1 to " + std::to_string(kLargestSize) + ", or [height, width]");
+      options.size = *size;
     } else if (key == "crop_pct") {
       if (!value.is_number() || !(value.get<double>() >= 0.05 && value.get<double>() <= 1))
         reject(key, value, "a share from 0.05 to 1");
@@ -78,8 +78,8 @@ data::EvalOptions preprocessing_from_json(const json& object) {
 
 data::EvalOptions default_preprocessing(const std::string& family, const nn::ModelConfig& config) {
   data::EvalOptions options;
-  options.size = std::max(config.img_size.height, config.img_size.width);
-  options.crop_pct = options.size >= 384 || options.size <= 64 ? 1 : 0.9;
+  options.size = config.img_size;
+  options.crop_pct = options.size.longer() >= 384 || options.size.longer() <= 64 ? 1 : 0.9;
   options.normalisation = family == "ViT" ? data::kInceptionStatistics : data::kImageNetStatistics;
   return options;
 }

@@ -153,7 +153,7 @@ class Loader::State {
   // The buffer of a batch that the caller has dropped is used again: fresh memory of this size is slow. Page-locked
   // memory is kept by torch itself, which knows when a copy to the GPU has ended.
   torch::Tensor buffer(std::int64_t count) {
-    const std::vector<std::int64_t> shape = {count, 3, transform->size(), transform->size()};
+    const std::vector<std::int64_t> shape = {count, 3, transform->size().height, transform->size().width};
     if (options.pin) return torch::empty(shape, torch::TensorOptions().pinned_memory(true));
     for (const torch::Tensor& candidate : buffers) {
       if (candidate.use_count() == 1 && candidate.storage().use_count() == 1 && candidate.size(0) == count) {
@@ -287,7 +287,7 @@ class Loader::State {
         if (image == nullptr) throw Error("cannot be decoded, nor can the images drawn in its place");
       }
       Random random(options.seed, Purpose::kAugment, {epoch, pick.index, pick.repeat});
-      transform->apply(*image, random, slot.pixels + place * 3 * transform->size() * transform->size());
+      transform->apply(*image, random, slot.pixels + place * 3 * transform->size().area());
     } catch (const std::exception& error) {
       const std::string name = set[index].name();
       const std::string message = error.what();

@@ -2,7 +2,8 @@
 // violin_data_torch.
 //
 //   Sampler sampler(set.size(), {.batch = 256});
-//   Loader loader(set, std::make_shared<TrainTransform>(deit_augmentation(224)), {.workers = 8, .seed = 7});
+//   const auto augment = std::make_shared<TrainTransform>(deit_augmentation(Size::square(224)));
+//   Loader loader(set, augment, {.workers = 8, .seed = 7});
 //   for (int epoch = 0; epoch < 300; ++epoch) {
 //     loader.start(sampler.epoch(epoch), sampler.options().batch, epoch);
 //     while (std::optional<Batch> batch = loader.next()) train_on(*batch);
@@ -29,7 +30,7 @@ std::string_view on_bad_image_name(OnBadImage policy);  // "skip", "fatal"
 OnBadImage parse_on_bad_image(std::string_view name);
 
 struct Batch {
-  torch::Tensor images;   // [B,3,size,size] float32, normalised; pinned where asked for
+  torch::Tensor images;   // [B,3,H,W] float32, normalised; pinned where asked for
   torch::Tensor labels;   // [B] int64
   torch::Tensor indices;  // [B] int64, into the sample set
   std::int64_t epoch = 0;

@@ -16,9 +16,9 @@ std::int64_t rounded(double value) {
   return static_cast<std::int64_t>(std::nearbyint(value));
 }
 
-void check_size(std::int64_t size) {
-  if (size < 1 || size > kLargestSize)
-    throw Error("image size " + std::to_string(size) + ": choose 1 to " + std::to_string(kLargestSize) + " pixels");
+void check_size(const Size& size) {
+  if (size.shorter() < 1 || size.longer() > kLargestSize)
+    throw Error("image size " + short_text(size) + ": choose 1 to " + std::to_string(kLargestSize) + " pixels");
 }
 
 void check_share(double value, const char* what) {
@@ -27,6 +27,20 @@ void check_share(double value, const char* what) {
 
 void check_crop(double crop_pct) {
   if (!(crop_pct > 0 && crop_pct <= 1)) throw Error("crop_pct must be above 0 and at most 1");
+}
+
+// What an image of this size is scaled to before its centre is taken. timm's rules: for a square target the longer side
+// is cut off, otherwise rounded. It is limited, for a strip of one pixel would grow without bounds.
+Size scaled_to_cover(const Size& image, const Size& target) {
+  constexpr std::int64_t kLimit = 1 << 15;
+  if (target.is_square()) {
+    const std::int64_t longer = std::min(target.height * image.longer() / image.shorter(), kLimit);
+    return image.width <= image.height ? Size{longer, target.width} : Size{target.height, longer};
+  }
+  const auto height = static_cast<double>(image.height), width = static_cast<double>(image.width);
+  const double shrink =
+      std::min(height / static_cast<double>(target.height), width / static_cast<double>(target.width));
+  return {std::min(rounded(height / shrink), kLimit), std::min(rounded(width / shrink), kLimit)};
 }
 
 EvalOptions eval_part(const TrainOptions& options) {
@@ -44,17 +58,17 @@ Normalisation parse_statistics(std::string_view name) {
   throw Error("unknown statistics '" + std::string(name) + "': choose imagenet, inception, cifar10 or cifar100");
 }
 
-TrainOptions deit_augmentation(std::int64_t size, const Normalisation& normalisation) {
+TrainOptions deit_augmentation(const Size& size, const Normalisation& normalisation) {
   TrainOptions options;
   options.size = size;
-  if (size <= kSmallImage) options.crop = TrainCrop::kPadded;
+  if (is_small(size)) options.crop = TrainCrop::kPadded;
   options.rand_augment = "rand-m9-mstd0.5-inc1";
   options.erase = 0.25;
   options.normalisation = normalisation;
   return options;
 }
 
-Transform::Transform(std::int64_t size, const Normalisation& normalisation)
+Transform::Transform(const Size& size, const Normalisation& normalisation)
     : size_(size), normalisation_(normalisation) {
   check_size(size);
   for (const double deviation : normalisation.deviation) {
@@ -88,7 +102,10 @@ TrainTransform::TrainTransform(const TrainOptions& options)
     throw Error("the ratio of random crops must be two positive numbers, the smaller one first");
   }
   if (!(options.colour_jitter >= 0)) throw Error("colour jitter must not be negative");
-  if (options.padding < 0 || options.padding > options.size) throw Error("padding must be 0 to the image size");
+  if (options.crop == TrainCrop::kPadded && (options.padding < 0 || options.padding > options.size.shorter())) {
+    throw Error("padding of " + std::to_string(options.padding) + " pixels: images of " + to_string(options.size) +
+                " take 0 to " + std::to_string(options.size.shorter()) + "; choose another crop");
+  }
   if (options.erase_count < 1) throw Error("the number of erased boxes must be at least 1");
   if (!options.rand_augment.empty()) {
     RandAugmentOptions parsed = parse_rand_augment(options.rand_augment);
@@ -103,16 +120,16 @@ TrainTransform::TrainTransform(const TrainOptions& options)
 }
 
 Image TrainTransform::pixels(const Image& image, Random& random) const {
-  const std::int64_t size = options_.size;
+  const auto [height, width] = options_.size;
   Image result;
   if (options_.crop == TrainCrop::kRandomResized) {
     const Box box = random_resized_crop(image.width, image.height, options_.scale, options_.ratio, random);
-    result = resize(image, box, size, size, options_.interpolation);
+    result = resize(image, box, width, height, options_.interpolation);
   } else if (options_.crop == TrainCrop::kPadded) {
     const std::int64_t x = random.below(2 * options_.padding + 1) - options_.padding;
     const std::int64_t y = random.below(2 * options_.padding + 1) - options_.padding;
-    const bool fits = image.width == size && image.height == size;
-    result = crop(fits ? image : resize(image, size, size, options_.interpolation), {x, y, size, size});
+    const bool fits = image.width == width && image.height == height;
+    result = crop(fits ? image : resize(image, width, height, options_.interpolation), {x, y, width, height});
   } else {
     result = eval_pixels(image, eval_part(options_));
   }
@@ -124,7 +141,8 @@ Image TrainTransform::pixels(const Image& image, Random& random) const {
 
 void TrainTransform::finish(Random& random, float* out) const {
   if (options_.erase > 0) {
-    random_erase(out, options_.size, options_.size, options_.erase, options_.erase_mode, options_.erase_count, random);
+    random_erase(out, options_.size.height, options_.size.width, options_.erase, options_.erase_mode,
+                 options_.erase_count, random);
   }
 }
 
@@ -154,20 +172,15 @@ Box random_resized_crop(std::int64_t width, std::int64_t height, const std::arra
 }
 
 Image eval_pixels(const Image& image, const EvalOptions& options) {
-  const std::int64_t size = options.size;
-  const auto scaled = static_cast<std::int64_t>(static_cast<double>(size) / options.crop_pct);
-  std::int64_t width = scaled;
-  std::int64_t height = scaled;
-  if (options.crop == EvalCrop::kCentre) {
-    // The longer side is cut off, not rounded, and limited: a strip of one pixel would grow without bounds.
-    const std::int64_t shorter = std::min(image.width, image.height);
-    const std::int64_t longer = std::max(image.width, image.height);
-    const std::int64_t stretched = std::min<std::int64_t>(scaled * longer / shorter, 1 << 15);
-    (image.width <= image.height ? height : width) = stretched;
-  }
-  const Box view = {rounded(static_cast<double>(width - size) / 2), rounded(static_cast<double>(height - size) / 2),
-                    size, size};
-  return resize_part(image, width, height, view, options.interpolation);
+  const Size size = options.size;
+  const auto enlarged = [&](std::int64_t side) {
+    return static_cast<std::int64_t>(static_cast<double>(side) / options.crop_pct);
+  };
+  Size scaled = {enlarged(size.height), enlarged(size.width)};
+  if (options.crop == EvalCrop::kCentre) scaled = scaled_to_cover({image.height, image.width}, scaled);
+  const Box view = {rounded(static_cast<double>(scaled.width - size.width) / 2),
+                    rounded(static_cast<double>(scaled.height - size.height) / 2), size.width, size.height};
+  return resize_part(image, scaled.width, scaled.height, view, options.interpolation);
 }
 
 void normalise(const Image& image, const Normalisation& normalisation, float* out) {

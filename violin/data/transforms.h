@@ -12,6 +12,7 @@
 #include "violin/data/image.h"
 #include "violin/data/random.h"
 #include "violin/data/resize.h"
+#include "violin/size.h"
 
 namespace violin::data {
 
@@ -30,11 +31,11 @@ Normalisation parse_statistics(std::string_view name);
 
 // What evaluation does to an image; travels with the weights.
 enum class EvalCrop {
-  kCentre,  // shorter side to int(size / crop_pct), then the centre
+  kCentre,  // scaled to cover int(size / crop_pct), sides in proportion, then the centre
   kSquash,  // both sides to int(size / crop_pct), then the centre; with crop_pct 1 the plain resize of VTAB
 };
 struct EvalOptions {
-  std::int64_t size = 224;
+  Size size = Size::square(224);
   double crop_pct = 0.875;  // 1 for small images: an image of `size` is taken as it is
   EvalCrop crop = EvalCrop::kCentre;
   Interpolation interpolation = Interpolation::kBicubic;
@@ -50,10 +51,10 @@ enum class TrainCrop {
 enum class EraseMode { kConstant, kColour, kPixel };  // zero, one normal colour per box, normal noise
 
 struct TrainOptions {
-  std::int64_t size = 224;
+  Size size = Size::square(224);
   TrainCrop crop = TrainCrop::kRandomResized;
   std::array<double, 2> scale = {0.08, 1.0};             // share of the area, kRandomResized
-  std::array<double, 2> ratio = {3.0 / 4.0, 4.0 / 3.0};  // width over height, kRandomResized
+  std::array<double, 2> ratio = {3.0 / 4.0, 4.0 / 3.0};  // width over height of that part, whatever shape `size` has
   std::int64_t padding = 4;                              // kPadded
   double crop_pct = 1;                                   // kCentre and kSquash
   double flip = 0.5;
@@ -67,29 +68,32 @@ struct TrainOptions {
   Normalisation normalisation;
 };
 
-// The augmentation of DeiT: random resized crop (padded crop at 32 pixels and below), flip, RandAugment
-// m9-mstd0.5-inc1, erasing 0.25.
 constexpr std::int64_t kSmallImage = 32;     // pixels up to which images are shifted, not cropped and scaled
-constexpr std::int64_t kLargestSize = 4096;  // pixels
-TrainOptions deit_augmentation(std::int64_t size, const Normalisation& normalisation = kImageNetStatistics);
+constexpr std::int64_t kLargestSize = 4096;  // pixels of a side
+inline bool is_small(const Size& size) {     // neither side is longer
+  return size.longer() <= kSmallImage;
+}
+// The augmentation of DeiT: random resized crop (padded crop of small images), flip, RandAugment m9-mstd0.5-inc1,
+// erasing 0.25.
+TrainOptions deit_augmentation(const Size& size, const Normalisation& normalisation = kImageNetStatistics);
 
 class Transform {
  public:
   virtual ~Transform() = default;
-  std::int64_t size() const { return size_; }
+  const Size& size() const { return size_; }
 
-  // out [3, size, size]
+  // out [3, height, width] of size()
   void apply(const Image& image, Random& random, float* out) const;
   // The 8-bit image that apply() normalises: for pictures and for tests.
   virtual Image pixels(const Image& image, Random& random) const = 0;
 
  protected:
-  Transform(std::int64_t size, const Normalisation& normalisation);
+  Transform(const Size& size, const Normalisation& normalisation);
   // After normalisation.
   virtual void finish(Random&, float*) const {}
 
  private:
-  std::int64_t size_;
+  Size size_;
   Normalisation normalisation_;
 };
 

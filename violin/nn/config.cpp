@@ -51,12 +51,9 @@ std::string read_text(const std::string& field, const json& value) {
   return value.get<std::string>();
 }
 Size read_size(const std::string& field, const json& value) {
-  if (value.is_array()) {
-    require(value.size() == 2, field, shown(value), "a number or [height, width]");
-    return {read_integer(field, value[0]), read_integer(field, value[1])};
-  }
-  const std::int64_t side = read_integer(field, value);
-  return {side, side};
+  const std::optional<Size> size = size_from_json(value);
+  require(size.has_value(), field, shown(value), "a whole number or [height, width]");
+  return *size;
 }
 std::vector<std::int64_t> read_integers(const std::string& field, const json& value) {
   require(value.is_array(), field, shown(value), "a list of whole numbers");
@@ -83,15 +80,25 @@ void merge(const json& object, const std::string& where, const std::map<std::str
   }
 }
 
-ordered_json size_json(const Size& size) {
-  if (size.height == size.width) return size.height;
+}  // namespace
+
+ordered_json to_json(const Size& size) {
+  if (size.is_square()) return size.height;
   return ordered_json::array({size.height, size.width});
 }
 
-}  // namespace
-
-std::string to_string(const Size& size) {
-  return std::to_string(size.height) + "x" + std::to_string(size.width);
+std::optional<Size> size_from_json(const json& value) {
+  const auto side = [](const json& number) -> std::optional<std::int64_t> {
+    const double exact = number.is_number() ? number.get<double>() : std::nan("");
+    if (!(std::abs(exact) < 1e9) || exact != std::trunc(exact)) return std::nullopt;
+    return static_cast<std::int64_t>(exact);
+  };
+  if (value.is_string()) return parse_size(value.get<std::string>());
+  const bool pair = value.is_array() && value.size() == 2;
+  const auto height = side(pair ? value[0] : value);
+  const auto width = pair ? side(value[1]) : height;
+  if (!height || !width) return std::nullopt;
+  return Size{*height, *width};
 }
 
 bool MaskConfig::covers_block(std::int64_t block) const {
@@ -353,8 +360,8 @@ ordered_json to_json(const AdapterConfig& adapters) {
 
 ordered_json to_json(const ModelConfig& config) {
   ordered_json object = {
-      {"img_size", size_json(config.img_size)},
-      {"patch_size", size_json(config.patch_size)},
+      {"img_size", to_json(config.img_size)},
+      {"patch_size", to_json(config.patch_size)},
       {"in_chans", config.in_chans},
       {"num_classes", config.num_classes},
       {"embed_dim", config.embed_dim},

@@ -10,14 +10,9 @@
 #include <string_view>
 #include <vector>
 
-namespace violin::nn {
+#include "violin/size.h"
 
-struct Size {
-  std::int64_t height = 0;
-  std::int64_t width = 0;
-  friend bool operator==(const Size&, const Size&) = default;
-};
-std::string to_string(const Size& size);  // "224x224"
+namespace violin::nn {
 
 // The mask of a model. How it starts (`init`):
 //   pretrain  beta ~ U[5,9], alpha ~ N(0,0.5): as published for training from scratch
@@ -103,5 +98,9 @@ ModelConfig model_from_json(const nlohmann::json& json);
 nlohmann::ordered_json to_json(const ModelConfig& config);
 nlohmann::ordered_json to_json(const MaskConfig& mask);
 nlohmann::ordered_json to_json(const AdapterConfig& adapters);
+
+// A number for a square, [height, width] for a rectangle. "160x224" is read too; nothing where a value is no size.
+nlohmann::ordered_json to_json(const Size& size);
+std::optional<Size> size_from_json(const nlohmann::json& json);
 
 }  // namespace violin::nn

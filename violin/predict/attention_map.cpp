@@ -18,7 +18,7 @@ viz::HeatMap attention_map(nn::VisionTransformer& model, const at::Tensor& image
   }
   const torch::NoGradGuard no_grad;
   const at::Tensor batch = image.unsqueeze(0).to(model.parameters().front().device());
-  const nn::Size grid = model.grid_of(batch);
+  const Size grid = model.grid_of(batch);
   const std::int64_t prefix = config.prefix_tokens(), patches = grid.height * grid.width;
   nn::AttentionRequest request;
   if (config.global_pool == "token") {

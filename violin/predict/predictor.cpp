@@ -18,11 +18,6 @@ Predictor::Predictor(checkpoint::LoadedModel model, const PredictorOptions& opti
     throw Error(checkpoint::file_in_quotes(model_.report.file) +
                 " has no head and so no classes; fine-tune it first, or take its features");
   }
-  const nn::Size size = model_.model->config().img_size;
-  if (size.height != size.width) {
-    throw Error(checkpoint::file_in_quotes(model_.report.file) + " is for images of " + nn::to_string(size) +
-                ", and images are prepared as squares; load it with another img_size");
-  }
   if (options_.batch < 1) throw Error("images per forward pass must be at least 1");
   if (model_.model->config().in_chans != 3) throw Error("the model does not take colour images of three channels");
   for (std::int64_t i = static_cast<std::int64_t>(names_.size()); i < classes(); ++i)
@@ -31,7 +26,7 @@ Predictor::Predictor(checkpoint::LoadedModel model, const PredictorOptions& opti
 }
 
 at::Tensor Predictor::prepare(const Image& image) const {
-  at::Tensor values = at::empty({3, transform_.size(), transform_.size()}, at::kFloat);
+  at::Tensor values = at::empty({3, transform_.size().height, transform_.size().width}, at::kFloat);
   data::Random unused(0, data::Purpose::kAugment);
   transform_.apply(image, unused, values.mutable_data_ptr<float>());
   return values;

@@ -47,7 +47,7 @@ class Predictor {
 
   // images [B,3,H,W], already normalised -> [B,K] on the CPU
   at::Tensor probabilities(const at::Tensor& images) const;
-  // [3,size,size], normalised
+  // [3,H,W] of preprocessing().size, normalised
   at::Tensor prepare(const Image& image) const;
   // probabilities [K]
   std::vector<Guess> best(const at::Tensor& probabilities, std::int64_t top) const;

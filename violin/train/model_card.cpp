@@ -27,7 +27,7 @@ std::string model_card(const Task& task, const data::Dataset& dataset, const Out
                    (dataset.held_out ? ", val held out of them" : ""));
   line("model", "ViT, width " + std::to_string(task.model.embed_dim) + ", " + std::to_string(task.model.depth) +
                     " blocks, " + std::to_string(task.model.num_heads) + " heads, patch " +
-                    nn::to_string(task.model.patch_size) + ", " + std::to_string(task.preprocessing.size) + " px");
+                    to_string(task.model.patch_size) + ", " + short_text(task.preprocessing.size) + " px");
   const auto curves = [](const nn::MaskConfig& mask) { return mask.curves.empty() ? "alpha alone" : mask.curves; };
   line("mask", task.model.violin ? curves(*task.model.violin) + ", " + task.model.violin->strategy + ", init " +
                                        task.model.violin->init

@@ -10,6 +10,7 @@
 #include "violin/data/augment.h"
 #include "violin/data/transforms.h"
 #include "violin/error.h"
+#include "violin/nn/config.h"
 #include "violin/nn/json_text.h"
 #include "violin/number_text.h"
 
@@ -82,6 +83,10 @@ void read(const std::string& name, const json& value, T& field) {
   } else if constexpr (std::is_same_v<T, std::string>) {
     if (!value.is_string()) wrong("text");
     field = value.get<std::string>();
+  } else if constexpr (std::is_same_v<T, Size>) {
+    const std::optional<Size> size = nn::size_from_json(value);
+    if (!size) wrong("a whole number, [height, width] or \"HxW\"");
+    field = *size;
   } else {
     // 1e3 is a whole number too; larger ones than 2^53 must be written as such.
     const double number = value.is_number() ? value.get<double>() : std::nan("");
@@ -141,6 +146,8 @@ nlohmann::ordered_json to_json(const Options& options) {
       } else {
         object[name] = nullptr;
       }
+    } else if constexpr (std::is_same_v<std::decay_t<decltype(field)>, Size>) {
+      object[name] = nn::to_json(field);
     } else {
       object[name] = field;
     }
@@ -155,6 +162,8 @@ void check(const Options& o) {
     if constexpr (std::is_arithmetic_v<std::decay_t<decltype(came)>>) {
       const auto number = static_cast<double>(came);
       text = std::isfinite(number) ? json(came).dump() : number_text(number, "%g");  // JSON has no inf and no nan
+    } else if constexpr (std::is_same_v<std::decay_t<decltype(came)>, Size>) {
+      text = short_text(came);
     } else {
       text = curves::quoted(came);
     }
@@ -205,8 +214,8 @@ void check(const Options& o) {
           "an adapter beside it (adapter: lora or dora)");
   within("rank", o.rank, 1, 65536);
   require(o.adapter_alpha > 0, "adapter_alpha", o.adapter_alpha, "above 0");
-  require(o.img_size >= 0 && o.img_size <= data::kLargestSize, "img_size", o.img_size,
-          "0 or pixels up to " + std::to_string(data::kLargestSize));
+  require(o.img_size == Size{} || (o.img_size.shorter() >= 1 && o.img_size.longer() <= data::kLargestSize), "img_size",
+          o.img_size, "0, or sides of 1 to " + std::to_string(data::kLargestSize) + " pixels");
   if (!o.rand_augment.empty() && o.rand_augment != "none") data::parse_rand_augment(o.rand_augment);
   one_of("crop", o.crop, {"auto", "resized", "padded", "centre", "squash"});
   require(o.min_scale > 0 && o.min_scale <= 1, "min_scale", o.min_scale, "above 0 and at most 1");

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "violin/size.h"
+
 namespace violin::train {
 
 struct Options {
@@ -40,7 +42,7 @@ struct Options {
   std::string adapter_targets = "qkv,proj,fc1,fc2";
   double adapter_alpha = 16;
 
-  std::int64_t img_size = 0;
+  Size img_size;
   std::string crop = "auto";
   double min_scale = 0.08;
   double flip = 0.5;
@@ -103,7 +105,7 @@ void visit_options(O& o, Visitor&& visitor) {
   visitor("adapter_targets", o.adapter_targets, g, "Projections that get one: qkv, proj, fc1, fc2");
   visitor("adapter_alpha", o.adapter_alpha, g, "Adapters are scaled by this over their rank");
   g = "Images";
-  visitor("img_size", o.img_size, g, "Pixels per side; 0: the model's");
+  visitor("img_size", o.img_size, g, "Pixels per side, N or HxW; 0: the model's");
   visitor("crop", o.crop, g, "auto, resized (random part, scaled), padded (random shift), centre or squash");
   visitor("min_scale", o.min_scale, g, "Smallest share of the image that a resized crop takes");
   visitor("flip", o.flip, g, "Probability of a mirrored image");
@@ -116,7 +118,7 @@ void visit_options(O& o, Visitor&& visitor) {
   visitor("smoothing", o.smoothing, g, "Label smoothing");
   visitor("repeats", o.repeats, g, "Repeated augmentation: visits of an image per epoch");
   visitor("statistics", o.statistics, g,
-          "auto (the weights', or CIFAR's at 32 pixels), imagenet, inception, cifar10, cifar100");
+          "auto (the weights', or CIFAR's up to 32 pixels), imagenet, inception, cifar10, cifar100");
   g = "Data";
   visitor("class_weights", o.class_weights, g, "Of the loss: none, or inverse to how often a class occurs");
   visitor("balanced", o.balanced, g, "Draw every class equally often");

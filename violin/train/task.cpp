@@ -15,18 +15,16 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::int64_t kSmallImage = 32;
-
 data::EvalOptions fresh_preprocessing(const Options& options, const nn::ModelConfig& model, data::Layout layout) {
   data::EvalOptions result;
-  result.size = model.img_size.height;
-  const bool small = result.size <= data::kSmallImage;
-  result.crop_pct = small || result.size >= 384 ? 1 : 0.9;
+  result.size = model.img_size;
+  const bool small = data::is_small(result.size);
+  result.crop_pct = small || result.size.longer() >= 384 ? 1 : 0.9;
   if (options.statistics != "auto") {
     result.normalisation = data::parse_statistics(options.statistics);
   } else if (layout == data::Layout::kCifar10) {
     result.normalisation = data::kCifar10Statistics;
-  } else if (result.size <= kSmallImage) {
+  } else if (small) {
     result.normalisation = data::kCifar100Statistics;
   }
   return result;
@@ -46,6 +44,17 @@ nn::AdapterConfig adapters_of(const Options& options) {
     }
   }
   return adapters;
+}
+
+// A size that is asked for: what lies beyond its last whole patch would never be seen.
+void check_whole_patches(const Size& size, const Size& patch) {
+  const auto nearest = [](std::int64_t side, std::int64_t step) {
+    return std::max<std::int64_t>((side + step / 2) / step, 1) * step;
+  };
+  const Size fitting = {nearest(size.height, patch.height), nearest(size.width, patch.width)};
+  if (size != fitting)
+    throw Error("option img_size is " + short_text(size) + "; expected whole patches of " + to_string(patch) +
+                " pixels, as in " + short_text(fitting));
 }
 
 data::Dataset open_data(const std::filesystem::path& path, const Options& options) {
@@ -135,7 +144,7 @@ Prepared prepare(const Request& request) {
     nn::ModelConfig config = request.config ? *request.config : nn::find_model(request.model);
     config.num_classes = classes;
     if (config.distilled) throw Error("distilled models need a teacher, which is not offered; take the plain model");
-    if (options.img_size > 0) config.img_size = {options.img_size, options.img_size};
+    if (options.img_size != Size{}) config.img_size = options.img_size;
     if (request.mask && (!config.violin || request.replace_mask)) config.violin = request.mask;
     if (request.unplug) config.violin.reset();
     prepared.model = std::make_shared<nn::VisionTransformer>(config, options.seed);
@@ -147,7 +156,7 @@ Prepared prepare(const Request& request) {
     load.branch = request.branch;
     load.num_classes = classes;
     load.seed = options.seed;
-    if (options.img_size > 0) load.img_size = nn::Size{options.img_size, options.img_size};
+    if (options.img_size != Size{}) load.img_size = options.img_size;
     checkpoint::LoadedModel loaded = checkpoint::load_model(request.weights, load);
     prepared.model = loaded.model;
     task.preprocessing = loaded.preprocessing;
@@ -172,11 +181,8 @@ Prepared prepare(const Request& request) {
   nn::VisionTransformer& model = *prepared.model;
   if (model.config().in_chans != 3)
     throw Error("training takes images of 3 channels; the model's have " + std::to_string(model.config().in_chans));
-  const nn::Size size = model.config().img_size;
-  if (size.height != size.width)
-    throw Error("training takes square images; the model's are " + nn::to_string(size) + " (--img-size " +
-                std::to_string(std::max(size.height, size.width)) + " makes them square)");
-  task.preprocessing.size = size.height;
+  if (options.img_size != Size{}) check_whole_patches(options.img_size, model.config().patch_size);
+  task.preprocessing.size = model.config().img_size;
   if (options.crop == "squash") {
     task.preprocessing.crop = data::EvalCrop::kSquash;
     task.preprocessing.crop_pct = 1;
@@ -209,8 +215,8 @@ data::TrainOptions train_transform(const Options& options, const data::EvalOptio
   result.interpolation = preprocessing.interpolation;
   std::string crop = options.crop;
   if (crop == "auto") {
-    const bool small = result.size <= data::kSmallImage && first.width == result.size && first.height == result.size;
-    crop = small ? "padded" : "resized";
+    const bool as_it_is = Size{first.height, first.width} == result.size;
+    crop = as_it_is && data::is_small(result.size) ? "padded" : "resized";
   }
   result.crop = crop == "padded"    ? data::TrainCrop::kPadded
                 : crop == "resized" ? data::TrainCrop::kRandomResized

@@ -325,14 +325,14 @@ void Trainer::explain_memory(const std::string& reason, std::int64_t batch) {
   const Options& o = task_.options;
   std::int64_t fits = (batch + o.accumulate - 1) / o.accumulate;
   const std::int64_t tried = fits;
-  const auto size = task_.preprocessing.size;
+  const auto [height, width] = task_.preprocessing.size;
   for (bool done = false; !done && fits > 1;) {
     fits /= 2;
     optimizer_->clear_gradients();
     try {
       const nn::PrecisionScope precision(options_.device.type(), precision_);
       const at::Tensor images =
-          at::zeros({fits, task_.model.in_chans, size, size}, at::TensorOptions(options_.device).dtype(at::kFloat));
+          at::zeros({fits, task_.model.in_chans, height, width}, at::TensorOptions(options_.device).dtype(at::kFloat));
       model_->forward(images).sum().backward();
       done = true;
     } catch (const c10::Error& error) {

@@ -260,7 +260,7 @@ class Page {
     if (run.masks)
       html +=
           heading("h3", "The mask around three patches",
-                  "Chosen heads from the shortest reach to the longest. Each square is the image; bright patches are "
+                  "Chosen heads from the shortest reach to the longest. Each panel is the image; bright patches are "
                   "those that the framed patch may attend to with full strength.") +
           pictures_.scene(*run.masks, "masks of chosen heads around three patches");
     return html;
@@ -342,10 +342,14 @@ class Page {
     return html + "</div>";
   }
 
-  // A square with the image, and the attention on it if asked for.
+  // The image, and the attention on it if asked for.
   std::string look(const Prediction& p, bool attention) {
-    const bool small = p.image.width < 64;
-    const std::string image = pictures_.background(small || p.image.width <= 112 ? p.image : resize(p.image, 112, 112));
+    constexpr std::int64_t kShown = 112;  // pixels of the longer side, at most
+    const std::int64_t width = p.image.width, height = p.image.height, longer = std::max(width, height);
+    const bool small = longer < 64;
+    const auto scaled = [&](std::int64_t side) { return std::max<std::int64_t>(side * kShown / longer, 1); };
+    const std::string image =
+        pictures_.background(longer <= kShown ? p.image : resize(p.image, scaled(width), scaled(height)));
     if (image.empty()) return "<span class=\"look empty\"></span>";
     std::string heat;
     if (attention && !p.attention.values.empty()) {
@@ -356,8 +360,11 @@ class Page {
       const std::string name = pictures_.background(map);
       if (!name.empty()) heat = "<i class=\"" + name + "\"></i>";
     }
-    return "<span class=\"look " + std::string(small ? "pixels " : "") + image + "\" role=\"img\" aria-label=\"" +
-           escape_html((attention ? "attention on " : "") + p.name) + "\">" + heat + "</span>";
+    const std::string proportions =
+        width == height ? "" : " style=\"aspect-ratio:" + std::to_string(width) + "/" + std::to_string(height) + "\"";
+    return "<span class=\"look " + std::string(small ? "pixels " : "") + image + "\"" + proportions +
+           " role=\"img\" aria-label=\"" + escape_html((attention ? "attention on " : "") + p.name) + "\">" + heat +
+           "</span>";
   }
 
   static std::string answer(const Prediction& p) {
