@@ -53,7 +53,7 @@ std::string read_text(const std::string& field, const json& value) {
 Size read_size(const std::string& field, const json& value) {
   const std::optional<Size> size = size_from_json(value);
   require(size.has_value(), field, shown(value), "a whole number or [height, width]");
-  return *size;
+  return size.value_or(Size{});
 }
 std::vector<std::int64_t> read_integers(const std::string& field, const json& value) {
   require(value.is_array(), field, shown(value), "a list of whole numbers");
@@ -68,9 +68,11 @@ void merge(const json& object, const std::string& where, const std::map<std::str
   require(object.is_object(), where.empty() ? "the description" : where, shown(object), "an object {…}");
   for (const auto& [key, value] : object.items()) {
     const auto reader = readers.find(key);
-    const std::string field = (where.empty() ? "" : where + ".") + key;
+    std::string field = where.empty() ? "" : where + ".";
+    field += key;
     if (reader == readers.end()) {
       std::vector<std::string> known;
+      known.reserve(readers.size());
       for (const auto& [name, unused] : readers) known.push_back(name);
       const std::string nearest = curves::nearest_word(key, known);
       throw Error("model: unknown field " + curves::quoted(field) +
@@ -237,8 +239,11 @@ void merge_json(const json& object, AdapterConfig& adapters) {
        [&](const auto& field, const json& value) {
          require(value.is_object(), field, shown(value), "an object {\"qkv\": 8, …}");
          adapters.ranks.clear();
-         for (const auto& [target, rank] : value.items())
-           adapters.ranks[target] = read_integer(field + "." + target, rank);
+         for (const auto& [target, rank] : value.items()) {
+           std::string name = field + ".";
+           name += target;
+           adapters.ranks[target] = read_integer(name, rank);
+         }
        }},
   };
   merge(object, "adapters", readers);

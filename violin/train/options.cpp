@@ -84,9 +84,11 @@ void read(const std::string& name, const json& value, T& field) {
     if (!value.is_string()) wrong("text");
     field = value.get<std::string>();
   } else if constexpr (std::is_same_v<T, Size>) {
-    const std::optional<Size> size = nn::size_from_json(value);
-    if (!size) wrong("a whole number, [height, width] or \"HxW\"");
-    field = *size;
+    if (const std::optional<Size> size = nn::size_from_json(value)) {
+      field = *size;
+    } else {
+      wrong("a whole number, [height, width] or \"HxW\"");
+    }
   } else {
     // 1e3 is a whole number too; larger ones than 2^53 must be written as such.
     const double number = value.is_number() ? value.get<double>() : std::nan("");

@@ -63,8 +63,9 @@ Scene attention_sheet(std::span<const AttentionEntry> entries) {
   scene.title = "Images and the attention of the model";
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const AttentionEntry& entry = entries[i];
+    const std::size_t row = i / columns;
     const double x = kMargin + static_cast<double>(i % columns) * (kPair + kGap);
-    const double y = kMargin + static_cast<double>(i / columns) * (tallest + kCaption + kGap);
+    const double y = kMargin + static_cast<double>(row) * (tallest + kCaption + kGap);
     const auto width = static_cast<double>(entry.image.width), height = static_cast<double>(entry.image.height);
     const double shown = factor(entry.image, kSide);
     const bool smooth = std::max(width, height) >= 64;  // a few pixels are shown as what they are

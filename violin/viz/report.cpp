@@ -54,6 +54,7 @@ class Page {
  public:
   explicit Page(const Report& report) : report_(report), runs_(report.runs), many_(report.runs.size() > 1) {
     std::vector<RunScore> scores;
+    scores.reserve(runs_.size());
     for (const RunReport& run : runs_) scores.push_back(run.score);
     groups_ = compare(scores);
     group_of_.resize(runs_.size());
@@ -103,7 +104,7 @@ class Page {
                 "After every epoch: the loss on the images that are learned from and on validation images, which are "
                 "not; the share of validation images that are named right; the step size.") +
         charts();
-    if (run.decay) html += mask_section(run, "h2");
+    if (run.decay) html += mask_section(run, *run.decay, "h2");
     return html + predictions(run, "h2");
   }
 
@@ -118,7 +119,7 @@ class Page {
     html += heading("h2", "Run by run", "Configuration, masks, predictions and confusion of each run.");
     for (const RunReport& run : runs_) {
       std::string content = notes(run.notes) + table(run.facts) + details("All options", table(run.options));
-      if (run.decay) content += mask_section(run, "h3");
+      if (run.decay) content += mask_section(run, *run.decay, "h3");
       html += "<details class=\"run\"><summary>" + escape_html(run.score.name) + "</summary>" + content +
               predictions(run, "h3") + "</details>";
     }
@@ -241,22 +242,21 @@ class Page {
            "<div class=\"scroll\"><table class=\"sticky\"><tr><th></th>" + head + "</tr>" + rows + "</table></div>";
   }
 
-  std::string mask_section(const RunReport& run, const std::string& tag) {
+  std::string mask_section(const RunReport& run, const DecayChart& decay, const std::string& tag) {
     std::string html =
         heading(tag, "What the mask learned",
                 "The mask multiplies the attention between two patches. Along a curve it falls by the factor γ with "
                 "each step, so "
                 "γ near 1 lets a head see far and a small γ keeps it near; α scales the whole mask of a head. Both are "
                 "learned.");
-    if (!many_) html += pictures_.scene(decay_chart(*run.decay), "decay per layer, head and curve");
+    if (!many_) html += pictures_.scene(decay_chart(decay), "decay per layer, head and curve");
     if (run.means && run.means->heads <= 8) {
       html += "<div class=\"charts\">" +
               by_layer("Mean of the mask, by head", run.means->blocks, run.means->heads, run.means->values, true);
-      if (!run.decay->alpha.empty())
-        html += by_layer("α, by head", run.decay->blocks, run.decay->heads, run.decay->alpha, false);
+      if (!decay.alpha.empty()) html += by_layer("α, by head", decay.blocks, decay.heads, decay.alpha, false);
       html += "</div>";
     }
-    html += details("γ and α as numbers", decay_numbers(*run.decay));
+    html += details("γ and α as numbers", decay_numbers(decay));
     if (run.masks)
       html +=
           heading("h3", "The mask around three patches",
@@ -328,6 +328,7 @@ class Page {
     }
     if (charts.empty()) return "";
     std::vector<DecayChart*> pointers;
+    pointers.reserve(charts.size());
     for (DecayChart& chart : charts) pointers.push_back(&chart);
     share_scale(pointers);
     std::string html = heading(
