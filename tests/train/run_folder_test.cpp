@@ -1,0 +1,157 @@
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <fstream>
+
+#include "tests/train/helpers.h"
+
+namespace violin::tests {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The least that tells a run, as config.json.
+const nlohmann::ordered_json kRunConfig = {
+    {"command", "train"}, {"fingerprint", "0"}, {"options", nlohmann::ordered_json::object()}, {"classes", {"a", "b"}}};
+
+TEST(RunFolder, IsNeverOverwrittenByAccident) {
+  const TemporaryFolder folder;
+  const fs::path path = folder.path() / "run";
+  EXPECT_THROW(train::RunFolder(path, train::RunFolder::Mode::kResume), Error);
+  {
+    train::RunFolder run(path, train::RunFolder::Mode::kNew);
+    run.write("config.json", kRunConfig);
+    EXPECT_THROW(train::RunFolder(path, train::RunFolder::Mode::kResume), Error);  // in use
+  }
+  EXPECT_THROW(train::RunFolder(path, train::RunFolder::Mode::kNew), Error);
+  EXPECT_TRUE(fs::exists(path / "config.json"));
+  {
+    const train::RunFolder run(path, train::RunFolder::Mode::kReplace);
+  }
+  EXPECT_FALSE(fs::exists(path / "config.json"));
+  // A folder with somebody's files is nobody's run.
+  fs::create_directories(folder.path() / "photos");
+  std::ofstream(folder.path() / "photos" / "a.txt") << "x";
+  EXPECT_THROW(train::RunFolder(folder.path() / "photos", train::RunFolder::Mode::kReplace), Error);
+  EXPECT_TRUE(fs::exists(folder.path() / "photos" / "a.txt"));
+}
+
+// A model from elsewhere is called as a run's files are.
+TEST(RunFolder, AFolderOfAnotherProgramIsRefusedAndKept) {
+  using Mode = train::RunFolder::Mode;
+  const TemporaryFolder folder;
+  const std::string names[] = {"config.json", "README.md"};
+  for (const std::string config : {R"({"model_type": "vit", "hidden_size": 192})", "not JSON", "[1, 2]"}) {
+    std::ofstream(folder.file("config.json")) << config;
+    std::ofstream(folder.file("README.md")) << "# ViT";
+    fs::create_directories(folder.path() / "best");
+    EXPECT_FALSE(train::is_run_folder(folder.path()));
+    for (const Mode mode : {Mode::kNew, Mode::kReplace, Mode::kResume}) {
+      EXPECT_THROW(train::check_run_folder(folder.path(), mode), Error);
+      EXPECT_THROW(train::RunFolder(folder.path(), mode), Error);
+    }
+    EXPECT_EQ(folder.entries(), 3U) << config;
+    for (const std::string& name : names) EXPECT_TRUE(fs::exists(folder.path() / name)) << name;
+  }
+  // What a run leaves that ended before it wrote anything is in nobody's way.
+  const TemporaryFolder locked;
+  std::ofstream(locked.file(".lock")).flush();
+  EXPECT_NO_THROW(train::RunFolder(locked.path(), Mode::kNew));
+}
+
+TEST(RunFolder, WhatIsNoLineOfALogIsLeftOut) {
+  const TemporaryFolder folder;
+  write_file_atomically(folder.path() / "log.jsonl", R"([1]
+{"type": 5}
+{"type": "epoch", "epoch": 0}
+{"type": "ep)");
+  const std::vector<nlohmann::json> lines = train::read_log(folder.path());
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_EQ(lines[0].at("epoch"), 0);
+}
+
+TEST(RunFolder, AKillBetweenTwoRenamesIsRepaired) {
+  const TemporaryFolder folder;
+  const fs::path path = folder.path() / "run";
+  const auto put = [&](const std::string& where, const std::string& state) {
+    fs::create_directories(path / where);
+    std::ofstream(path / where / "state.json") << state;
+  };
+  {
+    train::RunFolder(path, train::RunFolder::Mode::kNew).write("config.json", kRunConfig);
+  }
+  put("last.old", "1");
+  put("last.next", "2");
+  {
+    const train::RunFolder run(path, train::RunFolder::Mode::kResume);
+  }
+  EXPECT_EQ(train::read_json_file(path / "last" / "state.json"), 2);
+  // Half of a checkpoint is no checkpoint.
+  fs::create_directories(path / "last.next");
+  std::ofstream(path / "last.next" / "model.safetensors") << "half";
+  {
+    const train::RunFolder run(path, train::RunFolder::Mode::kResume);
+  }
+  EXPECT_EQ(train::read_json_file(path / "last" / "state.json"), 2);
+  EXPECT_FALSE(fs::exists(path / "last.next"));
+}
+
+TEST(RunFolder, AFailedCheckpointLeavesThePreviousOne) {
+  const TemporaryFolder folder;
+  train::RunFolder run(folder.path() / "run", train::RunFolder::Mode::kNew);
+  const auto put = [](const std::string& text) {
+    return [text](const fs::path& where) { std::ofstream(where / "state.json") << text; };
+  };
+  const auto fail = [&] { run.replace_last([](const fs::path&) { throw Error("no space left on device"); }); };
+  std::ofstream(run.initial_weights()) << "weights";
+  try {
+    fail();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("no checkpoint yet"), std::string::npos) << error.what();
+  }
+  EXPECT_TRUE(fs::exists(run.initial_weights()));
+  run.replace_last(put("1"));
+  EXPECT_FALSE(fs::exists(run.initial_weights()));
+  run.replace_last(put("2"));
+  EXPECT_THROW(run.replace_last([](const fs::path& where) {
+    std::ofstream(where / "state.json") << "3";
+    throw Error("no space left on device");
+  }),
+               Error);
+  EXPECT_EQ(train::read_json_file(run.last() / "state.json"), 2);
+}
+
+// A process is killed at a random moment, again and again, and always leaves a run that goes on.
+TEST(RunFolder, SurvivesKillsAtAnyMoment) {
+  const TemporaryFolder folder;
+  const fs::path path = folder.path() / "run";
+  {
+    train::RunFolder(path, train::RunFolder::Mode::kNew).write("config.json", kRunConfig);
+  }
+  data::Random random(3, data::Purpose::kAugment);
+  for (int round = 0; round < 30; ++round) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      train::RunFolder run(path, train::RunFolder::Mode::kResume);
+      for (int i = 0;; ++i) {
+        const std::string text = std::to_string(i);
+        run.replace_last([&](const fs::path& where) {
+          for (const char* name : {"model", "optimizer", "state.json"}) std::ofstream(where / name) << text;
+        });
+      }
+    }
+    ::usleep(static_cast<useconds_t>(2000 + random.below(8000)));
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+    const train::RunFolder run(path, train::RunFolder::Mode::kResume);
+    if (!run.has_checkpoint()) continue;  // killed before the first one
+    const auto read = [&](const char* name) { return train::read_json_file(run.last() / name); };
+    EXPECT_EQ(read("model"), read("state.json"));
+    EXPECT_EQ(read("optimizer"), read("state.json"));
+  }
+}
+
+}  // namespace
+}  // namespace violin::tests

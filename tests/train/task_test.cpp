@@ -1,0 +1,95 @@
+#include "tests/train/helpers.h"
+#include "violin/checkpoint/model_file.h"
+
+namespace violin::tests {
+namespace {
+
+namespace fs = std::filesystem;
+
+TEST(Task, ADecayPerAxisIsOneOfManhattan) {
+  train::Request request = tiny_request("nowhere");
+  request.config->violin->decay_per_axis = true;
+  EXPECT_THROW(train::check(request), Error);
+  request.config->violin->curves.clear();
+  EXPECT_THROW(train::check(request), Error);
+  request.config->violin->curves = "snake,manhattan";
+  train::check(request);
+  request.config->violin->decay = 0.9;  // one for all axes
+  EXPECT_THROW(train::check(request), Error);
+}
+
+TEST(Task, DecaysNeedACurve) {
+  train::Request request = tiny_request("nowhere");
+  nn::MaskConfig& mask = *request.config->violin;
+  mask.curves.clear();
+  mask.alpha = true;
+  train::check(request);
+  mask.learned_prefix_decay = true;
+  EXPECT_THROW(train::check(request), Error);
+  mask.learned_prefix_decay = false;
+  mask.decay = 0.9;
+  EXPECT_THROW(train::check(request), Error);
+  mask.curves = "snake";
+  train::check(request);
+}
+
+TEST(Task, SquareWeightsAreFinetunedAtARectangle) {
+  const TemporaryFolder folder;
+  write_images(folder.path() / "data", 4, 6);
+  const nn::VisionTransformer square(tiny_model(), 1);
+  checkpoint::save_model(folder.path() / "w.safetensors", square, {.size = Size::square(16), .crop_pct = 0.8});
+  train::Request request = tiny_request(folder.path() / "data");
+  request.config.reset();
+  request.weights = folder.path() / "w.safetensors";
+  request.options.img_size = {8, 24};
+  const train::Prepared prepared = train::prepare(request);
+  EXPECT_EQ(prepared.task.preprocessing.size, (Size{8, 24}));
+  EXPECT_EQ(prepared.task.preprocessing.crop_pct, 0.8);
+  EXPECT_TRUE(at::equal(prepared.model->pos_embed,
+                        nn::resample_positions(square.pos_embed.detach(), {4, 4}, {2, 6}, 0, "timm")));
+}
+
+TEST(Task, ASizeIsMadeOfWholePatches) {
+  const TemporaryFolder folder;
+  write_images(folder.path() / "data", 4, 6);
+  train::Request request = tiny_request(folder.path() / "data");
+  request.options.img_size = {17, 24};
+  try {
+    train::prepare(request);
+    FAIL() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "option img_size is 17x24; expected whole patches of 4x4 pixels, as in 16x24");
+  }
+}
+
+TEST(Task, SmallImagesOfTheirSizeAreShifted) {
+  const auto crop = [](const Size& size, const Image& first) {
+    return train::train_transform({}, {.size = size}, first).crop;
+  };
+  EXPECT_EQ(crop({16, 32}, Image(32, 16)), data::TrainCrop::kPadded);
+  EXPECT_EQ(crop({16, 32}, Image(16, 32)), data::TrainCrop::kRandomResized);
+  EXPECT_EQ(crop({16, 64}, Image(64, 16)), data::TrainCrop::kRandomResized);
+}
+
+TEST(Task, ChangedDataAreNoticed) {
+  const TemporaryFolder folder;
+  write_images(folder.path() / "data", 3, 6);
+  const train::Prepared prepared = train::prepare(tiny_request(folder.path() / "data"));
+  const train::Task task = train::task_from_json(nlohmann::json::parse(train::to_json(prepared.task).dump()));
+  EXPECT_NO_THROW(train::open_task_data(task));
+  fs::remove(folder.path() / "data/class_1/image_2.png");
+  EXPECT_THROW(train::open_task_data(task), Error);
+}
+
+TEST(Evaluate, MatchesClassesByName) {
+  EXPECT_TRUE(train::match_classes({"a", "b"}, {"a", "b"}).empty());
+  EXPECT_EQ(train::match_classes({"a", "b", "c"}, {"c", "a"}), (std::vector<std::int64_t>{2, 0}));
+  EXPECT_THROW(train::match_classes({"a", "b"}, {"x"}), Error);
+  // ImageNet: folders have ids, names begin with them.
+  EXPECT_EQ(train::match_classes({"n01440764 tench", "n01443537 goldfish"}, {"n01443537"}),
+            (std::vector<std::int64_t>{1}));
+  EXPECT_THROW(train::match_classes({"apple pie"}, {"apple"}), Error);
+}
+
+}  // namespace
+}  // namespace violin::tests
