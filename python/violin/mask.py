@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple, cast
@@ -14,8 +13,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from . import curves as curve_module
 from . import ops
-from .config import ADDING, MaskConfig
+from .config import MaskConfig
 from .errors import Error, sides, whole
+from .initial import fill, generator_for
 
 _KEPT_GRIDS = 16  # per layer
 
@@ -60,23 +60,6 @@ class _Values(NamedTuple):
     alpha: Tensor | None
     prefix_beta: Tensor | None
     prefix_rate: Tensor | None
-
-
-def _mixed(x: int) -> int:
-    x = (x + 0x9E3779B97F4A7C15) % 2**64
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % 2**64
-    return x ^ (x >> 31)
-
-
-def generator_for(seed: int, name: str) -> torch.Generator:
-    """The C++ library's generator of a parameter's initial values: equal seeds and names give equal values there."""
-    if not isinstance(seed, int):
-        raise Error(f"seed is {seed!r}; expected a whole number, or None for torch's generator")
-    state = _mixed(seed % 2**64)
-    for byte in name.encode():
-        state = _mixed(state ^ byte)
-    return torch.Generator("cpu").manual_seed(state)
 
 
 def longest(curve_list: str, grid: Sequence[int]) -> Tensor:
@@ -242,63 +225,14 @@ class ViolinMask(nn.Module):
     @torch.no_grad()
     def initialise(self, seed: int | None = None, name: str = "violin") -> None:
         """Initial values as the configuration names them: from torch's generator, or from a seed and this layer's name."""
-        init, native = self.config.init, self.grid[0] * self.grid[1]
-
-        def draw(parameter_name: str, fill: Callable[[Tensor, torch.Generator | None], Any]) -> None:
+        for parameter_name in ("beta", "prefix_beta", "rate", "prefix_rate", "curve_weight", "alpha"):
             parameter = getattr(self, parameter_name)
             if parameter is None or parameter.is_meta:
-                return
+                continue
+            generator = None if seed is None else generator_for(seed, f"{name}.{parameter_name}")
             values = torch.empty(parameter.shape, dtype=torch.float32, device="cpu")
-            fill(values, None if seed is None else generator_for(seed, f"{name}.{parameter_name}"))
+            fill(parameter_name, values, self.config, self.grid[0] * self.grid[1], self._units, generator)
             parameter.copy_(values)
-
-        def length(head: int, heads: int) -> float:
-            """Decay lengths from four patches to the whole grid, growing by equal factors."""
-            shortest = min(4.0, native)
-            share = 0.5 if heads == 1 else head / (heads - 1)
-            return shortest * (native / shortest) ** share
-
-        def beta(values: Tensor, generator: torch.Generator | None) -> None:
-            if init == "pretrain":
-                values.uniform_(5, 9, generator=generator)
-            elif init == "finetune":
-                values.uniform_(15, 20, generator=generator)
-            elif init == "none":
-                values.normal_(0, 0.5, generator=generator)
-            elif init == "spread":
-                for head in range(values.shape[-1]):
-                    values[..., head] = -math.log(math.expm1(1 / length(head, values.shape[-1])))
-
-        def rate(values: Tensor, generator: torch.Generator | None) -> None:
-            units = self._units.to("cpu", torch.float32)
-            # What add_v1 adds must differ within a row, or neither the decay nor alpha, which is 0, ever has a gradient.
-            still = init == "identity" and self.config.strategy != "add_v1"
-            if still:
-                values.zero_()
-            elif init in ("identity", "spread"):
-                for head in range(values.shape[-1]):
-                    values[..., head] = (units / length(head, values.shape[-1]))[..., 0]
-            else:  # the same decay as the other parameterisation would start with
-                beta(values, generator)
-                values.copy_(-logsigmoid(values) * units)
-
-        def prefix_beta(values: Tensor, generator: torch.Generator | None) -> None:
-            values.fill_(9.0) if init == "spread" else beta(values, generator)
-
-        def alpha(values: Tensor, generator: torch.Generator | None) -> None:
-            if init in ("pretrain", "none"):
-                values.normal_(0, 0.5, generator=generator)
-            elif init == "finetune":
-                values.normal_(1, 0.02, generator=generator)
-            else:
-                values.fill_(0 if init == "identity" and self.config.strategy in ADDING else 1)
-
-        draw("beta", beta)
-        draw("prefix_beta", prefix_beta)
-        draw("rate", rate)
-        draw("prefix_rate", lambda values, _: values.zero_())
-        draw("curve_weight", lambda values, _: values.fill_(1 / len(self.curve_names)))
-        draw("alpha", alpha)
         self.drop_tables()
 
     @torch.no_grad()
