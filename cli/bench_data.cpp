@@ -10,13 +10,13 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "cli/common.h"
+#include "cli/weights.h"
 #include "violin/data/loader.h"
 #include "violin/nn/config.h"
 #include "violin/nn/json_text.h"
@@ -100,10 +100,7 @@ data::SampleSet usable(const data::SampleSet& all, std::uint64_t seed, std::int6
 }
 
 void run_data(DataOptions options) {
-  const std::optional<Size> size = parse_size(options.size);
-  if (!size || size->shorter() < 8 || size->longer() > data::kLargestSize)
-    throw Usage("--size '" + options.size + "': expected N or HxW, from 8 to " + std::to_string(data::kLargestSize) +
-                " pixels");
+  const Size size = parse_size("--size", options.size, 8, data::kLargestSize);
   if (options.workers < 1) options.workers = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   const data::Dataset dataset = data::open_dataset(options.data, {.held_out = 0});
   std::int64_t bad = 0;
@@ -111,8 +108,8 @@ void run_data(DataOptions options) {
   if (bad > 0) note(std::to_string(bad) + " images cannot be decoded and are left out");
 
   data::TrainOptions flips;
-  flips.size = *size;
-  const auto deit = std::make_shared<data::TrainTransform>(data::deit_augmentation(*size));
+  flips.size = size;
+  const auto deit = std::make_shared<data::TrainTransform>(data::deit_augmentation(size));
   struct Row {
     const char* name;
     const char* meaning;
@@ -126,7 +123,7 @@ void run_data(DataOptions options) {
   measure("decode", "read and decode",
           [&] { return rate(set.size(), options.seconds, [&](std::int64_t index) { set.decode(index); }); });
   measure("eval", "decode, resize, centre crop, normalise",
-          [&] { return transform_rate(set, data::EvalTransform({.size = *size}), options); });
+          [&] { return transform_rate(set, data::EvalTransform({.size = size}), options); });
   measure("finetune", "decode, random resized crop, flip, normalise",
           [&] { return transform_rate(set, data::TrainTransform(flips), options); });
   measure("deit", "the same with RandAugment and erasing", [&] { return transform_rate(set, *deit, options); });
@@ -137,13 +134,13 @@ void run_data(DataOptions options) {
     nlohmann::json document = {{"data", options.data},
                                {"images", set.size()},
                                {"bad_images", bad},
-                               {"size", nn::to_json(*size)},
+                               {"size", nn::to_json(size)},
                                {"loader", {{"workers", options.workers}, {"images_per_second", loader}}}};
     for (const Row& row : rows) document["images_per_second_per_core"][row.name] = row.rate;
     print(nn::json_text(document, 2) + "\n");
     return;
   }
-  print(printable(options.data) + ": " + std::to_string(set.size()) + " images, to " + to_string(*size) +
+  print(printable(options.data) + ": " + std::to_string(set.size()) + " images, to " + to_string(size) +
         "; images per second on one core\n");
   char line[160];
   for (const Row& row : rows) {

@@ -42,10 +42,11 @@ void add_weights_options(CLI::App& verb, WeightsOptions& options) {
       ->group(group);
 }
 
-Size parse_size(const std::string& option, const std::string& text) {
+Size parse_size(const std::string& option, const std::string& text, std::int64_t least, std::int64_t most) {
   const std::optional<Size> size = violin::parse_size(text);
-  if (!size || size->shorter() < 1 || size->longer() > 16384)
-    throw Usage(option + " '" + text + "': expected N or HxW, whole numbers from 1 to 16384");
+  if (!size || size->shorter() < least || size->longer() > most)
+    throw Usage(option + " '" + text + "': expected N or HxW, whole numbers from " + std::to_string(least) + " to " +
+                std::to_string(most));
   return *size;
 }
 

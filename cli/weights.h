@@ -25,8 +25,8 @@ void add_weights_options(CLI::App& verb, WeightsOptions& options);
 checkpoint::LoadOptions load_options(const WeightsOptions& options);
 checkpoint::LoadedModel load_weights(const std::string& path, const WeightsOptions& options, c10::Device device);
 
-// "224" or "160x224"; throws Usage that names the option.
-Size parse_size(const std::string& option, const std::string& text);
+// "224" or "160x224", with sides in this range; throws Usage that names the option.
+Size parse_size(const std::string& option, const std::string& text, std::int64_t least = 1, std::int64_t most = 16384);
 
 // A JSON file with a model; throws violin::Error that names the file.
 nn::ModelConfig read_model_config(const std::string& path);
