@@ -184,7 +184,8 @@ cudaError_t launch_sm90(const AttentionBackward& p, void* scratch, cudaStream_t 
   const bool want_dkv = p.dk.data || p.dv.data;
   if (e == cudaSuccess && want_dkv) e = sm90::start_dkv(p, maps, work, stream);
   if (e == cudaSuccess && (p.dq.data || p.dgain)) e = sm90::start_dq(p, maps, work, want_dkv, stream);
-  if (e == cudaSuccess && p.dgain) e = sm90::start_last(p, work, stream);
+  const bool sums_are_all = l.bytes == l.sums && work.tail.queries == 0;  // and where the gradient is wanted
+  if (e == cudaSuccess && p.dgain && !sums_are_all) e = sm90::start_last(p, work, stream);
   return e;
 }
 

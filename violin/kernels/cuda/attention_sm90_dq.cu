@@ -466,6 +466,9 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
           fetch_next();
           weigh(std::integral_constant<int, 16>(), std::integral_constant<int, 32>());
         }
+        if constexpr (kGain) {
+          if (i + 1 < kImagesPerGroup) pin(dgain);  // or the compiler would put its products off, and copy x for them
+        }
         if (more) fetch(kSecondHalf, next_step);
         if ((key_tile + 1) * kTile > nk) {
           // Keys past the end are 0, but a weight there may be infinite.

@@ -218,11 +218,7 @@ __global__ void __launch_bounds__(kThreads<kPartsOf<kSteps>>, 1)
         }
       }
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        top[half] *= multiplier;
-        top[half] = fmaxf(top[half], __shfl_xor_sync(0xffffffffu, top[half], 1));
-        top[half] = fmaxf(top[half], __shfl_xor_sync(0xffffffffu, top[half], 2));
-      }
+      for (int half = 0; half < 2; ++half) top[half] *= multiplier;
       wgmma_wait<0>();
       pin_head<kSteps>(sum);
       pin(weights);
@@ -239,6 +235,8 @@ __global__ void __launch_bounds__(kThreads<kPartsOf<kSteps>>, 1)
       if (__any_sync(0xffffffffu, top[0] > maximum[0] + kSlack || top[1] > maximum[1] + kSlack)) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
+          top[half] = fmaxf(top[half], __shfl_xor_sync(0xffffffffu, top[half], 1));
+          top[half] = fmaxf(top[half], __shfl_xor_sync(0xffffffffu, top[half], 2));
           const float larger = fmaxf(maximum[half], top[half]);
           const float decay = power2(maximum[half] - larger);
           maximum[half] = larger;

@@ -10,7 +10,8 @@ namespace violin::kernels::cuda::sm90 {
 constexpr int kConsumers = 2 * kWarpgroup;
 constexpr int kCollectors = kWarpgroup - 32;
 // A tile of sums in shared memory: rows of 64 floats, with the 16-byte pieces of row r swapped by exclusive or with
-// r % 8, so that neither side has bank conflicts. A warpgroup leaves them in two places in turns, or in one.
+// r % 4 * 2, so that neither side has bank conflicts: half a warp leaves two pieces of four rows, a quarter of a warp
+// collects eight of one. A warpgroup leaves them in two places in turns, or in one.
 constexpr int kSumsRow = kTile * 4;
 constexpr int kSumsBytes = kTile * kSumsRow;
 template <int kParts>
@@ -87,7 +88,7 @@ __device__ __forceinline__ float4 load_four(std::uint32_t at) {
 // pair.
 __device__ __forceinline__ std::uint32_t left_pair(std::uint32_t tile, int row) {
   const int lane = threadIdx.x % 32;
-  return tile + row * kSumsRow + (lane % 4 / 2 ^ row % 8) * 16 + lane % 2 * 8;
+  return tile + row * kSumsRow + (lane % 4 / 2 ^ row % 4 * 2) * 16 + lane % 2 * 8;
 }
 __device__ __forceinline__ void leave_sums(std::uint32_t first, int n, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"((first ^ n / 2 % 4 * 32) + n / 8 * 128 + n % 2 * 8 * kSumsRow),
@@ -98,7 +99,7 @@ __device__ __forceinline__ void leave_sums(std::uint32_t first, int n, float x, 
 // The address of a lane's first piece of a place of sums: two rows of 16 pieces for a warp.
 __device__ __forceinline__ std::uint32_t collected_piece(std::uint32_t place) {
   const int lane = threadIdx.x % 32;
-  return place + lane / 16 * kSumsRow + (lane % 16 ^ lane / 16) * 16;
+  return place + lane / 16 * kSumsRow + (lane % 16 ^ lane / 16 * 2) * 16;
 }
 // Both warpgroups' sums of a place, times factor where kScales, to rows of `stride` floats, or added to them. A warp
 // takes every third group of eight rows. from, to: of this lane.
@@ -113,7 +114,7 @@ __device__ __forceinline__ void collect_sums(std::uint32_t from, float* to, int 
       float4 x[2], y[2];
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
-        const std::uint32_t piece = (at ^ (2 * half + m) * 32) + (2 * half + m) * 2 * kSumsRow;
+        const std::uint32_t piece = (at ^ m * 64) + (2 * half + m) * 2 * kSumsRow;
         x[m] = load_four(piece);
         y[m] = load_four(piece + kSumsBytes);
       }

@@ -110,6 +110,7 @@ VIOLIN_HOST_DEVICE Strips strips_of(const Schedule& x, int unit) {
 
 // Where the strips are: those of clusters that leave none take no memory, where that is easy to tell.
 inline std::int64_t count_strips(const Schedule& x) {
+  if (x.parts == 0 && x.rest == 1) return 0;  // nobody shares a unit of one item
   return x.rest == 0 ? owners(x) - x.units : x.clusters;
 }
 VIOLIN_HOST_DEVICE int strip_of(const Schedule& x, int cluster) {
