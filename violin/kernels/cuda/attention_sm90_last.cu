@@ -24,27 +24,40 @@ __device__ void add_strips(int block, float* dgain, const TableSums& sums, const
   const std::int64_t step = kTilesPerUnit * kTile * stride;
   float* to = dgain + (slice * nq + tile * kTile + local) * nk;
   const int quads = static_cast<int>(stride / 4);
-#pragma unroll 4
-  for (int x = threadIdx.x; x < rows * quads; x += kThreads) {
-    const int r = x / quads;
-    const int column = x % quads * 4;
-    const std::int64_t at = r * stride + column;
-    float4 sum = *reinterpret_cast<const float4*>(first + at);
-    for (int n = 0; n < left.count(); ++n) {
-      const float4 more =
-          __ldcs(reinterpret_cast<const float4*>(from + strip_of(schedule, left.cluster(n)) * step + at));
-      sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
-    }
-    float* row = to + static_cast<std::int64_t>(r) * nk + column;
-    if (nk % 4 == 0) {
-      if (column < nk) *reinterpret_cast<float4*>(row) = sum;
-      continue;
-    }
-    const float numbers[4] = {sum.x, sum.y, sum.z, sum.w};
+  const int all = rows * quads;
+  // Several numbers of a thread are on their way at a time: one after the other, each would wait for the last.
+  constexpr int kAtOnce = 4;
+  for (int begin = threadIdx.x; begin < all; begin += kAtOnce * kThreads) {
+    float4 sum[kAtOnce];
+    const auto each = [&](auto&& act) {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      if (column + e < nk) row[e] = numbers[e];
+      for (int u = 0; u < kAtOnce; ++u) {
+        const int x = begin + u * kThreads;
+        if (x < all) act(u, x);
+      }
+    };
+    each([&](int u, int x) { sum[u] = reinterpret_cast<const float4*>(first)[x]; });
+    for (int n = 0; n < left.count(); ++n) {
+      const float4* strip = reinterpret_cast<const float4*>(from + strip_of(schedule, left.cluster(n)) * step);
+      float4 more[kAtOnce];
+      each([&](int u, int x) { more[u] = __ldcs(strip + x); });
+      each([&](int u, int) {
+        sum[u] = make_float4(sum[u].x + more[u].x, sum[u].y + more[u].y, sum[u].z + more[u].z, sum[u].w + more[u].w);
+      });
     }
+    each([&](int u, int x) {
+      const int column = x % quads * 4;
+      float* row = to + static_cast<std::int64_t>(x / quads) * nk + column;
+      if (nk % 4 == 0) {
+        if (column < nk) *reinterpret_cast<float4*>(row) = sum[u];
+        return;
+      }
+      const float numbers[4] = {sum[u].x, sum[u].y, sum[u].z, sum[u].w};
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (column + e < nk) row[e] = numbers[e];
+      }
+    });
   }
 }
 
