@@ -50,13 +50,6 @@ struct Options {
   ComputeOptions compute;
 };
 
-// A number that may be missing, or null because it was not finite.
-std::optional<double> logged(const json& line, const char* key) {
-  const auto found = line.find(key);
-  if (found == line.end() || !found->is_number()) return std::nullopt;
-  return found->get<double>();
-}
-
 std::string shown(const json& value) {
   if (!value.is_array()) return value.is_string() ? value.get<std::string>() : value.dump();
   std::string list;
@@ -334,23 +327,23 @@ viz::RunReport collect(const fs::path& folder, const Options& options, const Com
   for (const json& line : train::read_log(folder)) {
     if (line.value("type", "") != "epoch") continue;
     viz::EpochRow row;
-    row.epoch = logged(line, "epoch").value_or(0) + 1;
-    row.lr = logged(line, "lr").value_or(0);
-    row.train_loss = logged(line, "train_loss").value_or(std::nan(""));
-    row.val_loss = logged(line, "val_loss");
-    row.val_top1 = logged(line, "val_top1");
+    row.epoch = train::number_in(line, "epoch").value_or(0) + 1;
+    row.lr = train::number_in(line, "lr").value_or(0);
+    row.train_loss = train::number_in(line, "train_loss").value_or(std::nan(""));
+    row.val_loss = train::number_in(line, "val_loss");
+    row.val_top1 = train::number_in(line, "val_top1");
     if (row.val_top1) score.val_top1 = std::max(score.val_top1.value_or(0), *row.val_top1);
-    score.images_per_second = logged(line, "images_per_second").value_or(0);
+    score.images_per_second = train::number_in(line, "images_per_second").value_or(0);
     report.epochs.push_back(row);
   }
   std::string test = "–";
   if (fs::exists(folder / "result.json")) {
     const json result = train::read_json_file(folder / "result.json");
-    score.images_per_second = logged(result, "images_per_second").value_or(score.images_per_second);
+    score.images_per_second = train::number_in(result, "images_per_second").value_or(score.images_per_second);
     const json measured = result.value("test", json::object());
-    if (const std::optional<double> top1 = logged(measured, "top1")) {
+    if (const std::optional<double> top1 = train::number_in(measured, "top1")) {
       score.test_top1 = top1;
-      score.test_images = static_cast<std::int64_t>(logged(measured, "images").value_or(0));
+      score.test_images = static_cast<std::int64_t>(train::number_in(measured, "images").value_or(0));
       test = number_text(*top1, "%.2f%%") + " on " + std::to_string(score.test_images) + " images";
     }
   } else {

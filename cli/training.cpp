@@ -360,16 +360,15 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
     from_file = json(from_file.at("options"));
   }
   bool search_lr = arguments.search_lr;
-  if (from_file.is_object() && from_file.value("lr", json()) == "auto") {
+  if (from_file.value("lr", json()) == "auto") {
     search_lr = search_lr || !arguments.given.contains("lr");
     from_file.erase("lr");
   }
   argument("", [&] {
-    const std::string recipe =
-        !arguments.recipe.empty() ? arguments.recipe
-        : from_file.is_object() && from_file.contains("recipe") && from_file.at("recipe").is_string()
-            ? from_file.at("recipe").get<std::string>()
-            : default_recipe;
+    const std::string recipe = !arguments.recipe.empty() ? arguments.recipe
+                               : from_file.contains("recipe") && from_file.at("recipe").is_string()
+                                   ? from_file.at("recipe").get<std::string>()
+                                   : default_recipe;
     train::apply_recipe(recipe, request.options);
     train::merge_json(from_file, request.options);
     request.options.recipe = recipe;

@@ -72,12 +72,37 @@ TEST(RunFolder, WhatIsNoLineOfALogIsLeftOut) {
   EXPECT_EQ(lines[0].at("epoch"), 0);
 }
 
+TEST(RunFolder, FilesOfARunHoldObjects) {
+  const TemporaryFolder folder;
+  const fs::path file = folder.path() / "result.json";
+  for (const auto& [text, what] :
+       {std::pair{"[1, 2]", "a list"}, {"5", "a single value"}, {"null", "a single value"}}) {
+    write_file_atomically(file, std::string_view(text));
+    try {
+      train::read_json_file(file);
+      ADD_FAILURE() << text << " was taken";
+    } catch (const Error& error) {
+      const std::string message = error.what();
+      EXPECT_NE(message.find("result.json"), std::string::npos) << message;
+      EXPECT_NE(message.find(what), std::string::npos) << message;
+    }
+  }
+  write_file_atomically(file, R"({"seconds": "soon", "steps": 3, "loss": null})");
+  const nlohmann::json result = train::read_json_file(file);
+  EXPECT_EQ(train::number_in(result, "steps"), 3.0);
+  for (const char* key : {"seconds", "loss", "epochs"}) EXPECT_FALSE(train::number_in(result, key)) << key;
+}
+
+std::string state_of(const std::string& step) {
+  return R"({"step": )" + step + "}";
+}
+
 TEST(RunFolder, AKillBetweenTwoRenamesIsRepaired) {
   const TemporaryFolder folder;
   const fs::path path = folder.path() / "run";
   const auto put = [&](const std::string& where, const std::string& state) {
     fs::create_directories(path / where);
-    std::ofstream(path / where / "state.json") << state;
+    std::ofstream(path / where / "state.json") << state_of(state);
   };
   {
     train::RunFolder(path, train::RunFolder::Mode::kNew).write("config.json", kRunConfig);
@@ -87,14 +112,14 @@ TEST(RunFolder, AKillBetweenTwoRenamesIsRepaired) {
   {
     const train::RunFolder run(path, train::RunFolder::Mode::kResume);
   }
-  EXPECT_EQ(train::read_json_file(path / "last" / "state.json"), 2);
+  EXPECT_EQ(train::read_json_file(path / "last" / "state.json").at("step"), 2);
   // Half of a checkpoint is no checkpoint.
   fs::create_directories(path / "last.next");
   std::ofstream(path / "last.next" / "model.safetensors") << "half";
   {
     const train::RunFolder run(path, train::RunFolder::Mode::kResume);
   }
-  EXPECT_EQ(train::read_json_file(path / "last" / "state.json"), 2);
+  EXPECT_EQ(train::read_json_file(path / "last" / "state.json").at("step"), 2);
   EXPECT_FALSE(fs::exists(path / "last.next"));
 }
 
@@ -102,7 +127,7 @@ TEST(RunFolder, AFailedCheckpointLeavesThePreviousOne) {
   const TemporaryFolder folder;
   train::RunFolder run(folder.path() / "run", train::RunFolder::Mode::kNew);
   const auto put = [](const std::string& text) {
-    return [text](const fs::path& where) { std::ofstream(where / "state.json") << text; };
+    return [text](const fs::path& where) { std::ofstream(where / "state.json") << state_of(text); };
   };
   const auto fail = [&] { run.replace_last([](const fs::path&) { throw Error("no space left on device"); }); };
   std::ofstream(run.initial_weights()) << "weights";
@@ -116,11 +141,11 @@ TEST(RunFolder, AFailedCheckpointLeavesThePreviousOne) {
   EXPECT_FALSE(fs::exists(run.initial_weights()));
   run.replace_last(put("2"));
   EXPECT_THROW(run.replace_last([](const fs::path& where) {
-    std::ofstream(where / "state.json") << "3";
+    std::ofstream(where / "state.json") << state_of("3");
     throw Error("no space left on device");
   }),
                Error);
-  EXPECT_EQ(train::read_json_file(run.last() / "state.json"), 2);
+  EXPECT_EQ(train::read_json_file(run.last() / "state.json").at("step"), 2);
 }
 
 // A process is killed at a random moment, again and again, and always leaves a run that goes on.
@@ -136,7 +161,7 @@ TEST(RunFolder, SurvivesKillsAtAnyMoment) {
     if (child == 0) {
       train::RunFolder run(path, train::RunFolder::Mode::kResume);
       for (int i = 0;; ++i) {
-        const std::string text = std::to_string(i);
+        const std::string text = state_of(std::to_string(i));
         run.replace_last([&](const fs::path& where) {
           for (const char* name : {"model", "optimizer", "state.json"}) std::ofstream(where / name) << text;
         });

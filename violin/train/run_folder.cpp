@@ -86,7 +86,18 @@ bool is_run_file(const fs::path& path) {
 
 json read_json_file(const fs::path& path) {
   const Bytes bytes = read_file(path, std::int64_t{256} << 20);
-  return nn::parse_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, quoted(path));
+  json parsed = nn::parse_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, quoted(path));
+  if (!parsed.is_object()) {
+    throw Error(quoted(path) + " holds " + (parsed.is_array() ? "a list" : "a single value") +
+                "; expected an object {\"name\": value, …}");
+  }
+  return parsed;
+}
+
+std::optional<double> number_in(const json& object, const char* key) {
+  const auto found = object.find(key);
+  if (found == object.end() || !found->is_number()) return std::nullopt;
+  return found->get<double>();
 }
 
 std::vector<json> read_log(const fs::path& run) {

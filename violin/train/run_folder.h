@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -71,7 +72,9 @@ bool is_run_config(const nlohmann::json& config);
 bool is_run_folder(const std::filesystem::path& path);
 // True for the place of a file that a run writes for itself; a page about it is none.
 bool is_run_file(const std::filesystem::path& path);
-nlohmann::json read_json_file(const std::filesystem::path& path);
+nlohmann::json read_json_file(const std::filesystem::path& path);  // an object
+// A number that may be missing, or null because it was not finite.
+std::optional<double> number_in(const nlohmann::json& object, const char* key);
 // The objects of log.jsonl that have a type; a last line that a kill cut off is left out.
 std::vector<nlohmann::json> read_log(const std::filesystem::path& run);
 

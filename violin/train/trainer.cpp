@@ -513,8 +513,9 @@ Outcome Trainer::train() {
     check_readable(evaluation, "test", dataset_.test.size());
     outcome.test = evaluation.metrics;
   }
-  outcome.seconds =
-      was_finished ? read_json_file(run_->path() / "result.json").value("seconds", state_.seconds) : seconds_now();
+  outcome.seconds = was_finished
+                        ? number_in(read_json_file(run_->path() / "result.json"), "seconds").value_or(state_.seconds)
+                        : seconds_now();
   if (run_ != nullptr && processes().first() && outcome.finished && !was_finished) {
     ordered_json result = {{"epochs", outcome.epochs},
                            {"steps", outcome.steps},
