@@ -15,6 +15,7 @@
 #include <new>
 
 #include "violin/checkpoint/message.h"
+#include "violin/data/dataset.h"
 #include "violin/data/file.h"
 #include "violin/train/run_folder.h"
 
@@ -49,6 +50,15 @@ int run(std::string_view who, const std::function<void()>& work) {
   return kFailed;
 }
 
+namespace {
+
+bool is_picture(const std::filesystem::path& path) {
+  std::error_code ignored;
+  return std::filesystem::is_regular_file(path, ignored) && data::is_image_file(path);
+}
+
+}  // namespace
+
 void check_replaces(std::string_view option, const std::string& path, const std::vector<std::string>& read) {
   namespace fs = std::filesystem;
   if (path.empty()) return;
@@ -56,11 +66,14 @@ void check_replaces(std::string_view option, const std::string& path, const std:
     throw Usage(std::string(option) + " '" + path + "' would replace " + what);
   };
   std::error_code ignored;
+  const fs::path file = fs::weakly_canonical(path, ignored);
   for (const std::string& other : read) {
     bool same = fs::equivalent(path, other, ignored);
     if (fs::is_directory(other, ignored)) {
       for (const char* part : {"best", "last"})
         same = same || fs::equivalent(fs::absolute(path).parent_path(), fs::path(other) / part, ignored);
+      const fs::path inside = file.lexically_relative(fs::weakly_canonical(other, ignored));
+      same = same || (is_picture(file) && !inside.empty() && *inside.begin() != "..");
     }
     if (same) refuse("what is read from '" + other + "'");
   }
@@ -76,6 +89,7 @@ void check_output(std::string_view option, const std::string& path, const std::v
   if (!fs::is_directory(folder, ignored))
     throw Error("cannot write '" + path + "': there is no folder '" + folder.string() + "'");
   check_replaces(option, path, read);
+  if (is_picture(path)) throw Usage(std::string(option) + " '" + path + "' would replace a picture");
   if (fs::is_directory(path, ignored)) throw Error("cannot write '" + path + "': it is a folder; give a file");
   if (::access((fs::exists(path, ignored) ? fs::path(path) : folder).c_str(), W_OK) != 0)
     throw Error("cannot write '" + path + "': " + std::strerror(errno));

@@ -5,6 +5,7 @@
 
 #include "cli/common.h"
 #include "cli/weights.h"
+#include "violin/checkpoint/message.h"
 #include "violin/nn/json_text.h"
 
 namespace violin::cli {
@@ -20,6 +21,7 @@ struct Options {
   std::optional<double> crop_pct;
   std::string dtype = "fp32";
   bool allow_missing = false;
+  bool merge_adapters = false;
   bool json = false;
 };
 
@@ -33,6 +35,9 @@ at::ScalarType parse_dtype(const std::string& name) {
 void run_convert(const Options& options) {
   const at::ScalarType dtype = parse_dtype(options.dtype);
   check_output("OUT", options.out, {options.in});
+  if (options.out.ends_with(".pth") || options.out.ends_with(".pt"))
+    throw Usage("OUT '" + options.out +
+                "': what is written is a safetensors file; give a name that ends in .safetensors");
   checkpoint::LoadOptions load = load_options(options.weights);
   if (options.num_classes && *options.num_classes < 0) throw Usage("--num-classes must be 0 or more");
   if (options.crop_pct && !(*options.crop_pct >= 0.05 && *options.crop_pct <= 1))
@@ -43,6 +48,13 @@ void run_convert(const Options& options) {
   load.num_classes = options.num_classes;
   load.strict = !options.allow_missing;
   checkpoint::LoadedModel loaded = checkpoint::load_model(options.in, load);
+  if (options.merge_adapters) {
+    if (!loaded.model->config().adapters)
+      throw Usage("--merge-adapters: " + checkpoint::file_in_quotes(options.in) + " has no adapters");
+    loaded.model->merge_adapters();
+    loaded.model->drop_adapters();
+    loaded.report.adapted.push_back("adapters merged into the weights");
+  }
   if (!options.classes.empty()) loaded.classes = read_class_names(options.classes);
   if (statistics) loaded.preprocessing.normalisation = *statistics;
   if (options.crop_pct) loaded.preprocessing.crop_pct = *options.crop_pct;
@@ -78,6 +90,8 @@ void add_convert(CLI::App& app) {
       ->group("Model");
   verb->add_flag("--allow-missing", options->allow_missing, "Weights that are missing get initial values")
       ->group("Model");
+  verb->add_flag("--merge-adapters", options->merge_adapters, "Add LoRA's or DoRA's adapters to what they adapt")
+      ->group("Model");
   verb->add_option("--classes", options->classes, "Names of the classes, one per line or a JSON list")
       ->type_name("FILE")
       ->group("Images");
@@ -96,7 +110,8 @@ void add_convert(CLI::App& app) {
 Examples:
   violin convert deit_small_patch16_224.pth deit_small.safetensors --classes imagenet.txt
   violin convert dino_deitsmall16_pretrain_full_checkpoint.pth dino.safetensors --branch teacher
-  violin convert deit_base.safetensors deit_base_384.safetensors --img-size 384)");
+  violin convert deit_base.safetensors deit_base_384.safetensors --img-size 384
+  violin convert runs/lora plain.safetensors --merge-adapters)");
   verb->callback([options] { run_convert(*options); });
 }
 

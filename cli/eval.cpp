@@ -141,6 +141,10 @@ void check_resolutions(const std::string& text, const std::vector<Resolution>& l
     if (size.height < patch.height || size.width < patch.width)
       throw Usage("--resolutions '" + text + "': " + short_text(size) + " is less than a patch of the model, " +
                   to_string(patch));
+    const Size seen = {size.height / patch.height * patch.height, size.width / patch.width * patch.width};
+    if (size != seen)
+      note("of " + short_text(size) + " pixels " + short_text(seen) + " are whole patches of " + to_string(patch) +
+           "; the rest is not seen");
     if (own.is_square() || !one_number) continue;
     const auto scaled = [&, shorter = size.height](std::int64_t side, std::int64_t step) {
       const double wanted = static_cast<double>(side * shorter) / static_cast<double>(own.shorter());
@@ -172,8 +176,9 @@ void evaluate_weights(const Options& options) {
   std::vector<Resolution> resolutions = parse_resolutions(options.resolutions);
   if (!options.split.empty() && options.split != "train" && options.split != "val" && options.split != "test")
     throw Usage("--split '" + options.split + "': expected train, val or test");
-  check_output("--confusion", options.confusion, {options.weights, options.against});
-  check_output("--predictions", options.predictions, {options.weights, options.against});
+  for (const auto& [option, path] :
+       {std::pair{"--confusion", options.confusion}, {"--predictions", options.predictions}})
+    check_output(option, path, {options.weights, options.against, options.data});
   if (!options.predictions.empty() && options.predictions == options.confusion)
     throw Usage("--predictions and --confusion name the same file");
   std::vector<train::Prediction> other;
@@ -242,6 +247,9 @@ void evaluate_weights(const Options& options) {
       text +=
           "  " + number_text(top1, "%.2f%%") + "  " + printable(names[label]) + " (" + std::to_string(count) + ")\n";
   }
+  const std::string at = resolutions.size() > 1 ? " (at " + short_text(resolutions.front().size) + " px)" : "";
+  for (const std::string& path : {options.confusion, options.predictions})
+    if (!path.empty() && !at.empty()) note("'" + path + "' is of the first size" + at);
   if (!options.confusion.empty()) write_confusion(options.confusion, names, metrics);
   const std::vector<train::Prediction> predictions = train::predictions(own, set, names, settings.columns);
   if (!options.predictions.empty()) write_file_atomically(options.predictions, train::to_csv(predictions));
@@ -253,7 +261,7 @@ void evaluate_weights(const Options& options) {
       if (!options.json) print(text);  // what was measured stands
       throw;
     }
-    text += "against '" + printable(options.against) + "': both right " + std::to_string(comparison->both) +
+    text += "against '" + printable(options.against) + "'" + at + ": both right " + std::to_string(comparison->both) +
             ", only this " + std::to_string(comparison->only_first) + ", only the other " +
             std::to_string(comparison->only_second) + ", neither " + std::to_string(comparison->neither) +
             "; McNemar's p " + number_text(comparison->p, "%.3g") + "\n";

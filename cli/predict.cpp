@@ -87,7 +87,7 @@ void predict(const Options& options) {
         // What the model saw is what the map lies on.
         sheet.push_back({data::eval_pixels(set.decode(index), predictor.preprocessing()),
                          attention_map(*model, batch->images[i], block),
-                         std::filesystem::path(name).filename().string(),
+                         printable(std::filesystem::path(name).filename().string()),
                          guesses.front().name + number_text(100 * guesses.front().probability, " %.0f%%")});
     }
     progress.advance(batch->size());

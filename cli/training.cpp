@@ -145,12 +145,13 @@ void check_folder(const std::filesystem::path& folder, const std::string& data, 
                 "' and would be replaced; give another with --out");
 }
 
-nn::MaskConfig mask_of(const TrainingArguments& arguments, const std::string& default_init) {
-  nn::MaskConfig mask;
-  mask.init = arguments.init.value_or(default_init);
+// The mask with the options that were given.
+nn::MaskConfig with_options(nn::MaskConfig mask, const TrainingArguments& arguments) {
+  if (arguments.init) mask.init = *arguments.init;
   if (arguments.curves) mask.curves = *arguments.curves == "none" ? "" : *arguments.curves;
   if (arguments.strategy) mask.strategy = *arguments.strategy;
   if (arguments.parameterisation) mask.parameterisation = *arguments.parameterisation;
+  if (arguments.decay && *arguments.decay == "learned") mask.decay.reset();
   if (arguments.decay && *arguments.decay != "learned") {
     double value = 0;
     const std::string& text = *arguments.decay;
@@ -159,14 +160,29 @@ nn::MaskConfig mask_of(const TrainingArguments& arguments, const std::string& de
       throw Usage("--decay '" + text + "': expected learned or a number above 0 and at most 1");
     mask.decay = value;
   }
-  mask.alpha = !arguments.no_alpha;
-  mask.curve_weights = arguments.curve_weights;
-  mask.learned_prefix_decay = arguments.prefix_decay;
-  mask.decay_per_axis = arguments.decay_per_axis;
-  mask.blocks = parse_integers("--mask-blocks", arguments.blocks);
-  mask.heads = parse_integers("--mask-heads", arguments.heads);
-  argument("", [&] { return nn::check(mask), 0; });
+  mask.alpha = mask.alpha && !arguments.no_alpha;
+  mask.curve_weights = mask.curve_weights || arguments.curve_weights;
+  mask.learned_prefix_decay = mask.learned_prefix_decay || arguments.prefix_decay;
+  mask.decay_per_axis = mask.decay_per_axis || arguments.decay_per_axis;
+  if (!arguments.blocks.empty()) mask.blocks = parse_integers("--mask-blocks", arguments.blocks);
+  if (!arguments.heads.empty()) mask.heads = parse_integers("--mask-heads", arguments.heads);
   return mask;
+}
+
+// Of weights that have a mask only what is named changes, and where that is what they have, they keep it as it was
+// trained. An initial value is one of a fresh mask.
+std::optional<nn::MaskConfig> changed_mask(const nn::MaskConfig& own, const TrainingArguments& arguments,
+                                           bool trained) {
+  nn::MaskConfig wanted = with_options(own, arguments);
+  nn::MaskConfig same = own;
+  same.parameterisation = wanted.parameterisation;
+  if (!arguments.init && wanted == same && wanted.uses_rate() == own.uses_rate()) return std::nullopt;
+  if (trained) {
+    wanted.init = arguments.init.value_or("identity");
+    if (!arguments.parameterisation) wanted.parameterisation = "auto";
+  }
+  argument("", [&] { return nn::check(wanted), 0; });
+  return wanted;
 }
 
 bool mask_options_given(const TrainingArguments& a) {
@@ -212,7 +228,7 @@ void add_training_options(CLI::App& verb, const std::shared_ptr<TrainingArgument
                   "Folder of images (train/CLASS/…, val/CLASS/…, or CLASS/…), CIFAR files or a manifest")
       ->type_name("PATH")
       ->group("Run");
-  verb.add_option("--out", a->out, "Folder of the run (default: runs/ and the next free number)")
+  verb.add_option("--out", a->out, "Folder of the run (default: runs/VERB-1, or the next number that is free)")
       ->type_name("DIR")
       ->group("Run");
   verb.add_option("--resume", a->resume_folder, "Continue the run in --out, or in the folder given here")
@@ -380,13 +396,20 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
   const bool any_mask_option = mask_options_given(arguments);
   if (arguments.violin == false && any_mask_option) throw Usage("--no-violin contradicts the options of the mask");
   const bool fine = !request.weights.empty();
-  if (arguments.violin.value_or(fine || any_mask_option))
-    request.mask = mask_of(arguments, fine ? "identity" : "pretrain");
-  request.replace_mask = any_mask_option;
+  if (arguments.violin.value_or(fine || any_mask_option)) {
+    nn::MaskConfig mask;
+    mask.init = fine ? "identity" : "pretrain";
+    request.mask = mask = with_options(mask, arguments);
+    // Whether that goes with the initial values of a fresh mask shows when there is need of one.
+    if (fine && !arguments.init) mask.parameterisation = "auto";
+    argument("", [&] { return nn::check(mask), 0; });
+  }
+  if (any_mask_option) request.change_mask = [&](const auto& own) { return changed_mask(own, arguments, fine); };
   request.unplug = arguments.violin == false;
   if (like && !any_mask_option && !arguments.violin) {
     request.mask = like->violin;
     request.unplug = !like->violin;
+    request.change_mask = [&](const nn::MaskConfig& own) { return own == *like->violin ? std::nullopt : like->violin; };
   }
   if (like && !fine && request.model.empty() && !request.config) request.config = like;
   argument("", [&] { return train::check(request), 0; });
@@ -431,6 +454,7 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
     // The folder is checked before anything takes time, and nothing is written before everything fits.
     if (first) train::check_run_folder(folder, mode);
     prepared = train::prepare(request);
+    if (search_lr) train::search_data(prepared.task, prepared.dataset);
     ordered_json config = train::to_json(prepared.task);
     config["lr_search"] = search_lr;
     train::expect_same(*processes, nn::json_text(config), "data, model or options are others");
@@ -452,6 +476,7 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
   std::signal(SIGINT, request_stop);
   std::signal(SIGTERM, request_stop);
   std::signal(SIGUSR1, request_stop);  // what mpirun forwards and Slurm sends before the time is up
+  if (std::signal(SIGHUP, request_stop) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);  // nohup asked to stay
   Report report;
   train::TrainerOptions trainer_options;
   trainer_options.device = compute.device;

@@ -104,7 +104,9 @@ checkpoint::LoadOptions load_options(const WeightsOptions& options) {
 checkpoint::LoadedModel load_weights(const std::string& path, const WeightsOptions& options, c10::Device device) {
   checkpoint::LoadOptions load = load_options(options);
   load.device = device;
-  return checkpoint::load_model(path, load);
+  checkpoint::LoadedModel loaded = checkpoint::load_model(path, load);
+  for (const std::string& line : loaded.report.warnings()) note(line);
+  return loaded;
 }
 
 }  // namespace violin::cli

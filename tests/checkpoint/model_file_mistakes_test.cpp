@@ -31,6 +31,13 @@ TEST(LoadModel, UnexpectedTensorsAreReported) {
   EXPECT_EQ(loaded.report.unexpected, std::vector<std::string>{"blocks.0.attn.rel_pos.weight"});
   EXPECT_TRUE(contains(loaded.report.text(), "unexpected"));
   EXPECT_EQ(loaded.report.json()["unexpected"].size(), 1U);
+  EXPECT_EQ(loaded.report.warnings().back(),
+            "1 tensor of the weights has no place in the model and is left out: blocks.0.attn.rel_pos.weight");
+  for (const char* name : {"a", "b", "c"}) more.emplace_back(name, at::zeros({2}));
+  save_safetensors(fixture.path, more);
+  const std::string line = load_model(fixture.path, {.num_heads = 2}).report.warnings().back();
+  EXPECT_TRUE(contains(line, "4 tensors of the weights have no place")) << line;
+  EXPECT_TRUE(line.ends_with(", …")) << line;
 }
 
 TEST(LoadModel, ShapesThatDoNotFitNameTheFileAndTheTensor) {

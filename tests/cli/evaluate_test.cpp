@@ -165,6 +165,39 @@ TEST_F(Evaluating, FilesOfARunAreNeverReplaced) {
   EXPECT_EQ(run_violin({"report", path("run"), "--out", path("run/report.html")}).code, 0);
 }
 
+TEST_F(Evaluating, OutputsNeverReplaceImagesOrLists) {
+  train("run", "photos", {});
+  const std::string image = path("photos/class_0/image_0.png"), list = path("list.csv");
+  std::ofstream(list) << "path,label\n" << image << ",class_0\n";
+  const auto bytes = [&](const std::string& file) {
+    std::ifstream stream(file, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(stream), {});
+  };
+  const std::string pixels = bytes(image), lines = bytes(list);
+  for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
+           {"eval", path("run"), "--data", list, "--predictions", list},
+           {"eval", path("run"), "--data", path("photos"), "--predictions", image},
+           {"eval", path("run"), "--data", path("photos"), "--confusion", image},
+           {"features", path("run"), "--input", path("photos/class_0"), "--out", image},
+           {"predict", path("run"), path("photos/class_0"), "--attention", image},
+           {"report", path("run"), "--out", image},
+           {"convert", path("run"), image}}) {
+    const Outcome outcome = run_violin(arguments);
+    EXPECT_EQ(outcome.code, 2) << arguments[0] << ": " << outcome.err;
+    EXPECT_NE(outcome.err.find("would replace"), std::string::npos) << outcome.err;
+  }
+  EXPECT_EQ(bytes(image), pixels);
+  EXPECT_EQ(bytes(list), lines);
+  // Pictures and lists that were written before may be written again.
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(run_violin({"predict", path("run"), image, "--attention", path("seen.png")}).code, 0);
+    evaluate("run", "photos", {"--predictions", path("photos/said.csv")});
+  }
+  const Outcome torch_name = run_violin({"convert", path("run"), path("weights.pth")});
+  EXPECT_EQ(torch_name.code, 2);
+  EXPECT_FALSE(fs::exists(path("weights.pth")));
+}
+
 TEST_F(Evaluating, AWrongResolutionCostsNoEvaluation) {
   train("run", "photos", {});
   for (const char* sizes : {"16,3", "16,5000"}) {
@@ -172,6 +205,17 @@ TEST_F(Evaluating, AWrongResolutionCostsNoEvaluation) {
     EXPECT_EQ(outcome.code, 2);
     EXPECT_EQ(outcome.err.find("eval 16 px"), std::string::npos) << outcome.err;
   }
+}
+
+TEST_F(Evaluating, SaysWhatOfAResolutionIsNotSeen) {
+  train("run", "photos", {});
+  const Outcome outcome = run_violin({"eval", path("run"), "--data", path("photos"), "--resolutions", "16,18,16x22"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  for (const char* said : {"of 18 pixels 16 are whole patches of 4x4", "of 16x22 pixels 16x20 are"})
+    EXPECT_NE(outcome.err.find(said), std::string::npos) << outcome.err;
+  EXPECT_EQ(outcome.err.find("of 16 pixels"), std::string::npos) << outcome.err;
+  evaluate("run", "photos", {"--resolutions", "8,16", "--predictions", path("said.csv")});
+  EXPECT_TRUE(noted("said.csv' is of the first size (at 8 px)")) << notes_;
 }
 
 TEST_F(Evaluating, NamesSteerNoTerminal) {

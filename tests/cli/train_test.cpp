@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <regex>
 
@@ -258,6 +259,69 @@ TEST_F(Training, AnExistingRunIsContinuedOrReplacedOnlyOnRequest) {
   EXPECT_EQ(json::parse(finished.out).at("seconds"), json::parse(result).at("seconds"));
 }
 
+TEST_F(Training, ARunWhoseImagesCannotBeReadReplacesNone) {
+  ASSERT_EQ(run_violin(train_arguments("run")).code, 0);
+  fs::copy(file("data"), file("broken"), fs::copy_options::recursive);
+  for (const auto& entry : fs::recursive_directory_iterator(file("broken/val")))
+    if (entry.is_regular_file()) std::ofstream(entry.path()) << "no image";
+  std::vector<std::string> arguments = with(train_arguments("run"), {"--force"});
+  arguments[2] = file("broken");
+  const Outcome outcome = run_violin(arguments);
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_NE(outcome.err.find("none of the 12 images of val can be read"), std::string::npos) << outcome.err;
+  EXPECT_TRUE(fs::exists(file("run/best/model.safetensors")));
+  EXPECT_TRUE(fs::exists(file("run/result.json")));
+}
+
+TEST_F(Training, WeightsOfTheBestEpochThatAreGoneAreMissed) {
+  ASSERT_EQ(run_violin(train_arguments("run")).code, 0);
+  std::ofstream(file("run/best/model.safetensors")) << "half";
+  const Outcome outcome = run_violin({"train", "--resume", file("run")});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_NE(outcome.err.find("cannot be read: which epoch is best is decided anew"), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.out.find("last/model.safetensors"), std::string::npos) << outcome.out;
+}
+
+TEST_F(Training, AMaskThatWasTrainedStaysUnlessOtherThanItIsAskedFor) {
+  ASSERT_EQ(run_violin(with(train_arguments("base"), {"--curves", "hilbert,z", "--init", "spread"})).code, 0);
+  const auto tune = [&](const std::string& run, const std::vector<std::string>& more) {
+    const Outcome outcome =
+        run_violin(with({"finetune", "--weights", file("base"), "--data", file("data"), "--epochs", "1", "--batch-size",
+                         "8", "--lr", "1e-9", "--out", file(run), "--threads", "1"},
+                        more));
+    EXPECT_EQ(outcome.code, 0) << run << ": " << outcome.err;
+    return outcome.err;
+  };
+  const auto mask_of = [&](const std::string& run) {
+    std::ifstream stream(file(run + "/config.json"));
+    return json::parse(stream).at("model").value("violin", json());
+  };
+  const auto decay_of = [&](const std::string& run) {
+    const auto weights = checkpoint::TensorFile::open(file(run + "/best/model.safetensors"));
+    return weights.tensor("blocks.0.attn.violin.beta").clone();
+  };
+  const json own = mask_of("base");
+  for (const auto& [run, more] : std::map<std::string, std::vector<std::string>>{
+           {"kept", {}},
+           {"same_curves", {"--curves", "hilbert,z"}},
+           {"same_strategy", {"--strategy", "mul_v1", "--parameterisation", "sigmoid"}},
+           {"same_config", {"--options", file("base/config.json")}}}) {
+    const std::string said = tune(run, more);
+    EXPECT_EQ(said.find("the mask of the weights"), std::string::npos) << run << ": " << said;
+    EXPECT_EQ(mask_of(run), own) << run;
+    EXPECT_TRUE(at::allclose(decay_of(run), decay_of("base"), 0, 1e-4)) << run;
+  }
+  const std::string changed = tune("changed", {"--strategy", "mul_v2"});
+  EXPECT_NE(changed.find("the mask of the weights (hilbert,z, mul_v1) is replaced by a fresh one (hilbert,z, mul_v2)"),
+            std::string::npos)
+      << changed;
+  EXPECT_EQ(mask_of("changed").at("curves"), own.at("curves"));
+  EXPECT_NE(tune("fresh", {"--init", "identity"}).find("is replaced by a fresh one"), std::string::npos);
+  EXPECT_NE(tune("dropped", {"--no-violin"}).find("the mask of the weights (hilbert,z, mul_v1) is dropped"),
+            std::string::npos);
+  EXPECT_TRUE(mask_of("dropped").is_null());
+}
+
 TEST_F(Training, NothingIsWrittenAmongTheImagesOrOverOtherFiles) {
   const auto expect_refused = [&](const std::string& data, const std::string& out, const std::string& words) {
     for (const std::vector<std::string>& force : {std::vector<std::string>{}, std::vector<std::string>{"--force"}}) {
@@ -327,13 +391,25 @@ TEST_F(Training, PathsNeedNotBeUtf8) {
 TEST_F(Training, FinetuneWithEveryRecipeAndARateThatIsSearched) {
   ASSERT_EQ(run_violin(train_arguments("base")).code, 0);
   tests::write_images(folder_.path() / "other/train", 3, 10, 16, 300);
+  tests::write_images(folder_.path() / "more", 3, 5, 16, 400);
   for (const std::string recipe : {"finetune", "vtab", "lora", "dora", "head", "mask"}) {
     const Outcome outcome =
         run_violin({"finetune", "--weights", file("base"), "--data", file("other"), "--recipe", recipe, "--epochs", "1",
                     "--batch-size", "8", "--out", file(recipe), "--json", "--threads", "1"});
     ASSERT_EQ(outcome.code, 0) << recipe << ": " << outcome.err;
-    const Outcome evaluated = run_violin({"eval", file(recipe), "--data", file("other"), "--split", "train", "--json"});
+    const Outcome evaluated = run_violin({"eval", file(recipe), "--data", file("more"), "--json"});
     EXPECT_EQ(evaluated.code, 0) << recipe << ": " << evaluated.err;
+    const bool adapts = recipe == "lora" || recipe == "dora";
+    const std::string plain = file(recipe + ".safetensors");
+    const Outcome merged = run_violin({"convert", file(recipe), plain, "--merge-adapters", "--json"});
+    EXPECT_EQ(merged.code, adapts ? 0 : 2) << recipe << ": " << merged.err;
+    EXPECT_EQ(fs::exists(plain), adapts) << recipe;
+    if (!adapts) continue;
+    EXPECT_FALSE(json::parse(merged.out).at("model").contains("adapters"));
+    const Outcome again = run_violin({"eval", plain, "--data", file("more"), "--json"});
+    ASSERT_EQ(again.code, 0) << again.err;
+    EXPECT_NEAR(json::parse(again.out).at("loss").get<double>(), json::parse(evaluated.out).at("loss").get<double>(),
+                1e-5);
   }
   const Outcome searched =
       run_violin({"finetune", "--weights", file("base/best/model.safetensors"), "--data", file("other"), "--lr", "auto",
@@ -454,6 +530,7 @@ TEST_F(Training, MistakesAreOneLineWithARemedy) {
   EXPECT_EQ(huge.code, 1);
   EXPECT_NE(huge.err.find("allocate"), std::string::npos) << huge.err;
   EXPECT_EQ(huge.err.find("frame #"), std::string::npos) << huge.err;
+  expect(with(train_arguments("x"), {"--class-weights", "inverse", "--balanced"}), 2, "none beside balanced");
   expect(with(train_arguments("x"), {"--img-size", "17x24"}), 1, "whole patches of 4x4 pixels, as in 16x24");
   expect(with(train_arguments("x"), {"--img-size", "5000x24"}), 2, "img_size is 5000x24");
   expect({"eval", file("model.json"), "--data", file("data")}, 1, "model.json");

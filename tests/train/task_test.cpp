@@ -85,6 +85,8 @@ TEST(Evaluate, MatchesClassesByName) {
   EXPECT_TRUE(train::match_classes({"a", "b"}, {"a", "b"}).empty());
   EXPECT_EQ(train::match_classes({"a", "b", "c"}, {"c", "a"}), (std::vector<std::int64_t>{2, 0}));
   EXPECT_THROW(train::match_classes({"a", "b"}, {"x"}), Error);
+  EXPECT_THROW(train::match_classes({"a", "b", "a"}, {"a"}), Error);  // which of the two is meant?
+  EXPECT_EQ(train::match_classes({"a", "b", "a"}, {"b"}), (std::vector<std::int64_t>{1}));
   // ImageNet: folders have ids, names begin with them.
   EXPECT_EQ(train::match_classes({"n01440764 tench", "n01443537 goldfish"}, {"n01443537"}),
             (std::vector<std::int64_t>{1}));

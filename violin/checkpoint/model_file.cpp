@@ -377,6 +377,20 @@ std::string LoadReport::text() const {
   return out;
 }
 
+std::vector<std::string> LoadReport::warnings() const {
+  std::vector<std::string> lines = notes;
+  if (unexpected.empty()) return lines;
+  constexpr std::size_t kMost = 3;
+  std::string names;
+  for (std::size_t i = 0; i < std::min(unexpected.size(), kMost); ++i) names += (i == 0 ? "" : ", ") + unexpected[i];
+  if (unexpected.size() > kMost) names += ", …";
+  const bool one = unexpected.size() == 1;
+  lines.push_back(std::to_string(unexpected.size()) +
+                  (one ? " tensor of the weights has" : " tensors of the weights have") +
+                  " no place in the model and " + (one ? "is" : "are") + " left out: " + names);
+  return lines;
+}
+
 nlohmann::ordered_json LoadReport::json() const {
   return {{"file", file},       {"format", format},   {"branch", branch},   {"architecture", architecture},
           {"loaded", loaded},   {"adapted", adapted}, {"missing", missing}, {"unexpected", unexpected},

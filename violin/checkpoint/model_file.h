@@ -53,6 +53,9 @@ struct LoadReport {
 
   std::string text() const;
   nlohmann::ordered_json json() const;
+  // What somebody who only uses the weights should hear: what was assumed, and what of the file the model has no place
+  // for.
+  std::vector<std::string> warnings() const;
 };
 
 struct LoadedModel {

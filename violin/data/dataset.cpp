@@ -20,14 +20,17 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A folder whose name only begins like the root's does not lie below it.
+std::string_view without_slashes(std::string_view path) {
+  path.remove_prefix(std::min(path.find_first_not_of('/'), path.size()));
+  return path;
+}
+
+// A path as it is unless it lies below the root; a folder whose name only begins like the root's does not.
 std::string_view below(const fs::path& root, std::string_view path) {
   const std::string_view prefix = root.native();
-  if (path.starts_with(prefix) && (prefix.ends_with('/') || path.substr(prefix.size()).starts_with('/'))) {
-    path.remove_prefix(prefix.size());
-  }
-  while (path.starts_with('/')) path.remove_prefix(1);
-  return path;
+  if (!path.starts_with(prefix) || !(prefix.ends_with('/') || path.substr(prefix.size()).starts_with('/'))) return path;
+  path.remove_prefix(prefix.size());
+  return without_slashes(path);
 }
 
 // FNV-1a: fingerprints tell data sets apart, they are no protection.
@@ -232,7 +235,7 @@ std::string SampleSet::name(std::int64_t index) const {
 std::string SampleSet::fingerprint() const {
   Fingerprint print;
   for (const Sample& sample : samples_) {
-    print.add(below(root_, sample.path));
+    print.add(without_slashes(below(root_, sample.path)));
     print.add(std::to_string(sample.record));
     print.add(std::to_string(sample.label));
   }

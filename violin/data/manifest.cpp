@@ -38,10 +38,13 @@ std::vector<Entry> read_csv(std::string_view text, const fs::path& name) {
   std::vector<std::string> fields;
   if (!reader.next(fields)) throw Error("'" + name.string() + "' is empty");
   const auto column = [&](const char* wanted) {
+    std::int64_t found = -1;
     for (std::size_t i = 0; i < fields.size(); ++i) {
-      if (trimmed(fields[i]) == wanted) return static_cast<std::int64_t>(i);
+      if (trimmed(fields[i]) != wanted) continue;
+      if (found >= 0) throw Error("the first line of '" + name.string() + "' names the column " + wanted + " twice");
+      found = static_cast<std::int64_t>(i);
     }
-    return std::int64_t{-1};
+    return found;
   };
   const std::int64_t path = column("path");
   const std::int64_t label = column("label");

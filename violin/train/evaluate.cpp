@@ -29,6 +29,10 @@ std::vector<std::int64_t> match_classes(const std::vector<std::string>& model_cl
       throw Error("the images have a class '" + label + "' that the model does not know; it knows " +
                   std::to_string(model_classes.size()) + " classes, the first of them '" + model_classes.front() + "'");
     }
+    if (std::any_of(found + 1, model_classes.end(), named)) {
+      throw Error("the model has two classes named '" + label +
+                  "', so that nobody knows which is right; violin convert --classes FILE names them apart");
+    }
     columns.push_back(found - model_classes.begin());
   }
   return columns;

@@ -231,6 +231,8 @@ void check(const Options& o) {
   within("repeats", o.repeats, 1, 64);
   one_of("statistics", o.statistics, {"auto", "imagenet", "inception", "cifar10", "cifar100"});
   one_of("class_weights", o.class_weights, {"none", "inverse"});
+  require(!o.balanced || o.class_weights == "none", "class_weights", o.class_weights,
+          "none beside balanced, which makes up for rare classes already");
   require(o.held_out >= 0 && o.held_out < 1, "held_out", o.held_out, "from 0 up to, but not, 1");
   require(o.limit >= 0, "limit", o.limit, "0 or more");
   one_of("on_bad_image", o.on_bad_image, {"skip", "fatal"});

@@ -24,9 +24,19 @@ const std::vector<double>& candidate_rates() {
   return rates;
 }
 
+data::Dataset search_data(const Task& task, const data::Dataset& dataset) {
+  constexpr double kShare = 0.2;
+  data::Dataset part = dataset;
+  std::tie(part.train, part.val) = dataset.train.split(kShare, task.options.seed);
+  part.test = data::SampleSet();
+  if (part.val.empty())
+    throw Error(
+        "too few images to hold some out, by which learning rates would be compared; give one, such as --lr 5e-4");
+  return part;
+}
+
 RateSearch search_rate(const Task& task, const data::Dataset& dataset, const std::function<nn::Model()>& fresh,
                        RunFolder* run, const TrainerOptions& options) {
-  constexpr double kShare = 0.2;
   RateSearch search;
   std::string known_trials;
   if (run != nullptr && std::filesystem::exists(run->path() / "lr_search.json"))
@@ -36,12 +46,7 @@ RateSearch search_rate(const Task& task, const data::Dataset& dataset, const std
     const nlohmann::json known = nlohmann::json::parse(known_trials);
     for (const nlohmann::json& trial : known.at("trials")) search.trials.push_back(trial_from_json(trial));
   }
-  data::Dataset part = dataset;
-  std::tie(part.train, part.val) = dataset.train.split(kShare, task.options.seed);
-  part.test = data::SampleSet();
-  if (part.val.empty())
-    throw Error(
-        "too few images to hold some out, by which learning rates would be compared; give one, such as --lr 5e-4");
+  const data::Dataset part = search_data(task, dataset);
   for (const double lr : candidate_rates()) {
     const bool done =
         std::any_of(search.trials.begin(), search.trials.end(), [&](const RateTrial& trial) { return trial.lr == lr; });

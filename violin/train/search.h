@@ -25,6 +25,9 @@ struct RateSearch {
   bool finished = false;     // false: stopped on request
 };
 
+// The images that candidates are trained on, and those that they are compared by. Throws violin::Error where there are
+// too few.
+data::Dataset search_data(const Task& task, const data::Dataset& dataset);
 // `fresh` gives the model with its initial weights, once per candidate. Finished trials are kept in the run's
 // lr_search.json, so that an interrupted search goes on where it was; of several
 // processes the first has the run, the others null. The highest accuracy wins; of equal ones the

@@ -106,20 +106,56 @@ Task task_from_json(const json& object) {
   return task;
 }
 
+namespace {
+
+// Options of a mask that would have no effect.
+void check_effects(const nn::MaskConfig& mask) {
+  if (mask.curves.empty() && (mask.decay || mask.learned_prefix_decay))
+    throw Error(std::string(mask.decay ? "a fixed decay" : "a learned prefix decay") +
+                " has no effect on a mask without curves; leave it out, or give curves");
+  if (!mask.decay_per_axis) return;
+  const auto list = mask.curves.empty() ? std::vector<curves::Curve>{} : curves::parse_curves(mask.curves);
+  const bool by_axis = std::any_of(list.begin(), list.end(),
+                                   [](const curves::Curve& curve) { return curve.kind == curves::Kind::kManhattan; });
+  if (!by_axis || mask.decay)
+    throw Error("decay_per_axis has no effect but on learned decays of manhattan (--curves manhattan); leave it out");
+}
+
+// Before anything is written: a run whose images cannot be read must not take the place of another.
+void check_readable(const data::SampleSet& set, const char* split) {
+  std::string reason;
+  for (std::int64_t i = 0; i < set.size(); ++i) {
+    try {
+      set.decode(i);
+      return;
+    } catch (const Error& error) {
+      if (reason.empty()) reason = error.what();
+    }
+  }
+  if (!set.empty())
+    throw Error("none of the " + std::to_string(set.size()) + " images of " + split + " can be read: " + reason);
+}
+
+// The mask to begin with in place of `own`, or nothing where that stays.
+std::optional<nn::MaskConfig> fresh_mask(const Request& request, const std::optional<nn::MaskConfig>& own) {
+  if (request.unplug) return std::nullopt;
+  if (!own) return request.mask;
+  std::optional<nn::MaskConfig> changed;
+  if (request.change_mask) changed = request.change_mask(*own);
+  if (changed) check_effects(*changed);
+  return changed;
+}
+
+std::string short_text(const nn::MaskConfig& mask) {
+  return (mask.curves.empty() ? "no curves" : mask.curves) + ", " + mask.strategy;
+}
+
+}  // namespace
+
 void check(const Request& request) {
   check(request.options);
-  for (const auto& mask : {request.mask, request.config ? request.config->violin : std::nullopt}) {
-    if (!mask) continue;
-    if (mask->curves.empty() && (mask->decay || mask->learned_prefix_decay))
-      throw Error(std::string(mask->decay ? "a fixed decay" : "a learned prefix decay") +
-                  " has no effect on a mask without curves; leave it out, or give curves");
-    if (!mask->decay_per_axis) continue;
-    const auto list = mask->curves.empty() ? std::vector<curves::Curve>{} : curves::parse_curves(mask->curves);
-    const bool by_axis = std::any_of(list.begin(), list.end(),
-                                     [](const curves::Curve& curve) { return curve.kind == curves::Kind::kManhattan; });
-    if (!by_axis || mask->decay)
-      throw Error("decay_per_axis has no effect but on learned decays of manhattan (--curves manhattan); leave it out");
-  }
+  for (const auto& mask : {request.mask, request.config ? request.config->violin : std::nullopt})
+    if (mask) check_effects(*mask);
 }
 
 Prepared prepare(const Request& request) {
@@ -137,6 +173,8 @@ Prepared prepare(const Request& request) {
   task.notes = dataset.notes;
   const auto classes = static_cast<std::int64_t>(dataset.classes.size());
   if (classes < 2) throw Error("'" + request.data.string() + "' has one class; a classifier needs at least two");
+  check_readable(dataset.train, "train");
+  check_readable(dataset.val, "val");
   const Options& options = request.options;
 
   if (request.weights.empty()) {
@@ -145,7 +183,7 @@ Prepared prepare(const Request& request) {
     config.num_classes = classes;
     if (config.distilled) throw Error("distilled models need a teacher, which is not offered; take the plain model");
     if (options.img_size != Size{}) config.img_size = options.img_size;
-    if (request.mask && (!config.violin || request.replace_mask)) config.violin = request.mask;
+    if (const auto mask = fresh_mask(request, config.violin)) config.violin = mask;
     if (request.unplug) config.violin.reset();
     prepared.model = std::make_shared<nn::VisionTransformer>(config, options.seed);
     task.preprocessing = fresh_preprocessing(options, config, dataset.layout);
@@ -161,7 +199,7 @@ Prepared prepare(const Request& request) {
     prepared.model = loaded.model;
     task.preprocessing = loaded.preprocessing;
     if (options.statistics != "auto") task.preprocessing.normalisation = data::parse_statistics(options.statistics);
-    for (const auto& lines : {loaded.report.adapted, loaded.report.notes})
+    for (const auto& lines : {loaded.report.adapted, loaded.report.warnings()})
       task.notes.insert(task.notes.end(), lines.begin(), lines.end());
     // A head for as many, but other classes starts afresh as well.
     const bool same_classes = !loaded.classes.empty() && loaded.classes == dataset.classes;
@@ -174,9 +212,17 @@ Prepared prepare(const Request& request) {
       prepared.model->drop_adapters();
       task.notes.push_back("adapters of the weights were merged into them");
     }
-    if (request.unplug) prepared.model->unplug();
-    if (request.mask && (!prepared.model->config().violin || request.replace_mask))
-      prepared.model->plug(*request.mask, options.seed);
+    const std::optional<nn::MaskConfig> own = prepared.model->config().violin;
+    if (own && request.unplug) {
+      prepared.model->unplug();
+      task.notes.push_back("the mask of the weights (" + short_text(*own) + ") is dropped");
+    }
+    if (const auto mask = fresh_mask(request, own)) {
+      prepared.model->plug(*mask, options.seed);
+      if (own)
+        task.notes.push_back("the mask of the weights (" + short_text(*own) + ") is replaced by a fresh one (" +
+                             short_text(*mask) + ")");
+    }
   }
   nn::VisionTransformer& model = *prepared.model;
   if (model.config().in_chans != 3)

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -21,8 +22,9 @@ struct Request {
   std::optional<nn::ModelConfig> config;  // instead of a name
   std::filesystem::path weights;          // to start from; empty: from scratch
   std::string branch;                     // of the weights file
-  std::optional<nn::MaskConfig> mask;     // plugged in where weights have none (or `replace_mask`)
-  bool replace_mask = false;
+  std::optional<nn::MaskConfig> mask;     // plugged in where the model has none
+  // What becomes of a mask that the model has: nothing, or a fresh one.
+  std::function<std::optional<nn::MaskConfig>(const nn::MaskConfig& own)> change_mask;
   bool unplug = false;  // train without a mask whatever the model has
   Options options;
 };

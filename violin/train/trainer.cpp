@@ -497,7 +497,7 @@ Outcome Trainer::train() {
   if (outcome.finished && !dataset_.test.empty()) {
     if (options_.listener != nullptr) options_.listener->on_evaluation(dataset_.test.size());
     nn::Model tested = model_;
-    if (first_says(processes(), run_ != nullptr && std::filesystem::exists(run_->best_weights()))) {
+    if (first_says(processes(), run_ != nullptr && state_.best_epoch >= 0)) {
       if (run_ != nullptr) {
         checkpoint::LoadOptions load;
         load.device = options_.device;

@@ -16,6 +16,15 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using nlohmann::ordered_json;
 
+bool is_readable(const std::filesystem::path& weights) {
+  try {
+    checkpoint::TensorFile::open(weights);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 at::Generator generator(c10::Device device) {
   return at::globalContext().defaultGenerator(device);
 }
@@ -125,6 +134,14 @@ void Trainer::resume() {
     if (run_ != nullptr) run_->truncate_log(state.at("log_bytes"));
   } catch (const nlohmann::json::exception&) {
     throw Error("state.json of the checkpoint is not the state of a run");
+  }
+  if (state_.best_epoch >= 0 && first_says(processes(), processes().first() && !is_readable(run_->best_weights()))) {
+    if (options_.listener != nullptr)
+      options_.listener->on_message("'" + run_->best_weights().string() + "', of epoch " +
+                                    std::to_string(state_.best_epoch + 1) +
+                                    ", cannot be read: which epoch is best is decided anew");
+    state_.best_top1 = -1;
+    state_.best_epoch = -1;
   }
   if (!processes().first()) seed_generators();  // the first one's were in the checkpoint
 }
