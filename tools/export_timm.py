@@ -8,10 +8,12 @@ The model, its preprocessing and the names of its classes go into the file's met
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import struct
 import sys
+from pathlib import Path
 
 import torch
 
@@ -23,6 +25,13 @@ from timm.models.vision_transformer import VisionTransformer  # noqa: E402
 
 DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}
 INTERPOLATIONS = ("bilinear", "bicubic", "lanczos")
+
+# What the model of the C++ library is made of; loaded by itself, as the package needs the operator library.
+_spec = importlib.util.spec_from_file_location(
+    "violin_layout", Path(__file__).resolve().parent.parent / "python" / "violin" / "_layout.py"
+)
+layout = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(layout)
 
 
 class Unsupported(Exception):
@@ -41,27 +50,38 @@ def describe_model(model):
     """The model as violin's JSON; raises Unsupported for what violin has no layer for."""
     if not isinstance(model, VisionTransformer):
         raise Unsupported(f"{type(model).__name__} is no plain vision transformer of timm")
-    block = model.blocks[0]
+    block, embed = model.blocks[0], model.patch_embed
+    fc_norm = not is_identity(model.fc_norm)
+    last = model.fc_norm if fc_norm else model.norm
+    if is_identity(last):
+        raise Unsupported("it has no norm behind the last block, which violin always has")
+    norms = [last, *(norm for b in model.blocks for norm in (getattr(b, "norm1", None), getattr(b, "norm2", None)))]
+    attentions = [getattr(b, "attn", None) for b in model.blocks]
     checks = {
+        "a patch embedding other than one convolution": isinstance(embed.proj, torch.nn.Conv2d)
+        and embed.proj.stride == embed.proj.kernel_size
+        and all(is_identity(child) for child in embed.children() if child is not embed.proj),
         "a norm before the blocks": is_identity(getattr(model, "norm_pre", None)),
         "attention pooling": getattr(model, "attn_pool", None) is None,
-        "norms of queries and keys": is_identity(getattr(block.attn, "q_norm", None)),
-        "a norm inside attention": is_identity(getattr(block.attn, "norm", None)),
-        "a gated or convolutional MLP": type(block.mlp).__name__ == "Mlp" and is_identity(getattr(block.mlp, "norm", None)),
-        "an activation other than GELU": isinstance(getattr(block.mlp, "act", None), torch.nn.GELU),
-        "blocks other than pre-norm ones": type(block).__name__ == "Block",
+        "blocks other than pre-norm ones": all(
+            layout.usual_block(b, "norm1", "attn", "norm2", False) for b in model.blocks
+        ),
+        "attention other than the usual": all(type(attn).__name__ == "Attention" for attn in attentions),
+        "norms inside attention": all(
+            is_identity(getattr(attn, part, None)) for attn in attentions for part in ("q_norm", "k_norm", "norm")
+        ),
+        "an MLP other than two layers with GELU between": all(
+            layout.usual_mlp(getattr(b, "mlp", b), "fc1", "act", "fc2") for b in model.blocks
+        ),
+        "norms other than layer norms": all(layout.usual_norm(norm, getattr(last, "eps", None)) for norm in norms),
         "pooling '%s'" % model.global_pool: model.global_pool in ("token", "avg", ""),
         "rotary positions": getattr(model, "rope", None) is None,
     }
     for what, fine in checks.items():
         if not fine:
             raise Unsupported(f"it has {what}, which violin has not")
-    fc_norm = not is_identity(model.fc_norm)
-    last = model.fc_norm if fc_norm else model.norm
-    if is_identity(last):
-        raise Unsupported("it has no norm behind the last block, which violin always has")
     scale = getattr(block.ls1, "gamma", None)
-    return {
+    config = {
         "img_size": side(model.patch_embed.img_size),
         "patch_size": side(model.patch_embed.patch_size),
         "in_chans": model.patch_embed.proj.in_channels,
@@ -69,7 +89,7 @@ def describe_model(model):
         "embed_dim": model.embed_dim,
         "depth": len(model.blocks),
         "num_heads": block.attn.num_heads,
-        "mlp_ratio": block.mlp.fc1.out_features / model.embed_dim,
+        "mlp_ratio": layout.mlp_ratio(block.mlp.fc1.out_features, model.embed_dim),
         "qkv_bias": block.attn.qkv.bias is not None,
         "class_token": model.cls_token is not None,
         "distilled": getattr(model, "dist_token", None) is not None,
@@ -82,6 +102,10 @@ def describe_model(model):
         "norm_eps": block.norm1.eps,
         "pos_resample": "timm",
     }
+    misfit = layout.misfit({name: value.shape for name, value in model.state_dict().items()}, layout.shapes(config))
+    if misfit:
+        raise Unsupported(f"it {misfit}")
+    return config
 
 
 def describe_preprocessing(model):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from numbers import Real
 from typing import Any
 
 from . import curves as curve_module
@@ -28,13 +29,14 @@ class MaskConfig:
 
     parameterisation: ``sigmoid`` has gamma = sigmoid(beta); ``rate`` has log gamma = -max(rate,0)/n with n the longest
     distance along the curve on the model's own grid, and passes the gradient through the bound; ``auto`` is ``rate`` for
-    ``identity``, which sigmoid reaches nowhere, and ``sigmoid`` otherwise.
+    ``identity``, which sigmoid reaches nowhere, and ``sigmoid`` otherwise. A fixed ``decay`` has none.
     """
 
     curves: curve_module.Curves = "violin"  #: a set, a comma-separated list or names; empty: no decay, alpha alone
     strategy: str = "mul_v1"
     decay: float | None = None  #: a fixed gamma; None: learned
-    decay_per_axis: bool = False  #: manhattan: a decay per row and column distance instead of one for both
+    #: manhattan: a decay per row and column distance instead of one for both; other curves compute the same with it
+    decay_per_axis: bool = False
     alpha: bool = True
     curve_weights: bool = False  #: learned weights of the curves instead of their mean
     prefix_decay: str = "one"  #: gamma of class token and registers: ``one`` or ``learned``
@@ -45,6 +47,8 @@ class MaskConfig:
 
     def __post_init__(self) -> None:
         self._check()
+        if self.decay is not None:
+            object.__setattr__(self, "decay", float(self.decay))
         if not isinstance(self.curves, str):
             object.__setattr__(self, "curves", tuple(self.curves))
         for name in ("blocks", "heads"):
@@ -68,7 +72,7 @@ class MaskConfig:
         for field in ("decay_per_axis", "alpha", "curve_weights"):
             if not isinstance(getattr(self, field), bool):
                 raise Error(f"{field} is {getattr(self, field)!r}; expected True or False")
-        number = isinstance(self.decay, (int, float)) and not isinstance(self.decay, bool)
+        number = isinstance(self.decay, Real) and not isinstance(self.decay, bool)
         if self.decay is not None and not (number and 0 < self.decay <= 1):
             raise Error(f"decay is {self.decay!r}; expected None (learned) or a number above 0 and at most 1")
         if not self.names:

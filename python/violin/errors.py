@@ -36,3 +36,18 @@ def sides(name: str, value: Any) -> tuple[int, int]:
     if height < 1 or width < 1:
         raise Error(f"{name} is {value!r}; expected (height, width), whole numbers from 1 on")
     return height, width
+
+
+def pixels(name: str, value: Any) -> tuple[int, int]:
+    """Height and width of images that a caller gave: one number is a square."""
+    try:
+        side = operator.index(value)
+        height, width = side, side
+    except TypeError:
+        try:
+            height, width = map(operator.index, value)
+        except (TypeError, ValueError):
+            height = width = 0
+    if height < 1 or width < 1:
+        raise Error(f"{name} is {value!r}; expected a number or (height, width), whole and from 1 on")
+    return height, width

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 
 import torch
 from torch import Tensor
@@ -21,9 +22,13 @@ def _mixed(x: int) -> int:
 
 def generator_for(seed: int, name: str) -> torch.Generator:
     """The C++ library's generator of a parameter's initial values: equal seeds and names give equal values there."""
-    if not isinstance(seed, int):
+    try:
+        number = None if isinstance(seed, bool) else operator.index(seed)
+    except TypeError:
+        number = None
+    if number is None:
         raise Error(f"seed is {seed!r}; expected a whole number, or None for torch's generator")
-    state = _mixed(seed % 2**64)
+    state = _mixed(number % 2**64)
     for byte in name.encode():
         state = _mixed(state ^ byte)
     return torch.Generator("cpu").manual_seed(state)

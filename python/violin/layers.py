@@ -207,12 +207,12 @@ class GridRecorder:
     def record(self, height: int, width: int) -> None:
         if isinstance(height, torch.SymInt) or isinstance(width, torch.SymInt):
             raise Error("a mask needs a known grid of patches; export once per image size, with no dynamic height or width")
-        self.grid = (height, width)
+        self.grid = grid = (height, width)  # from here on another thread may set self.grid
         if torch.compiler.is_compiling():
             return
-        self._thread.grid = self.grid
+        self._thread.grid = grid
         if torch._C._current_graph_task_id() != -1:  # the patches too are run again
-            self._replay(self.grid, None)
+            self._replay(grid, None)
 
     def _track(self, patches: Tensor) -> None:
         thread = threading.get_ident()
@@ -220,7 +220,7 @@ class GridRecorder:
             self._untracked.add(self._pending.pop(thread))
         self._mark(patches)
         if patches.grad_fn is None and torch.is_grad_enabled():
-            self._pending[thread] = self.grid
+            self._pending[thread] = self._thread.grid or self.grid
 
     def _mark(self, tensors: Any) -> None:
         """The backward pass of these belongs to the grid of this thread's call, or of the call that is run again."""

@@ -11,22 +11,9 @@ from torch import Tensor, nn
 
 from .errors import Error, numbers
 from .layers import Attention, GridRecorder, MapRequest, MultiheadAttention, PairAttention
-from .plugging import Site, Structure, find, restore, sites, wrap
+from .plugging import Site, find, grid_of, restore, sites, wrap
 
 Query = int | str | tuple[int, int]
-
-
-@torch.no_grad()
-def _grid(structure: Structure, images: Tensor) -> tuple[int, int]:
-    """Of one image: only the patch embedding runs."""
-    recorder = GridRecorder(structure.grid, structure.prefix)
-    handle = structure.patches.register_forward_hook(recorder)
-    try:
-        embed = getattr(structure.vit, "patch_embed", structure.patches)
-        embed(images[:1])
-    finally:
-        handle.remove()
-    return recorder.grid
 
 
 def _token(query: Query, grid: tuple[int, int], prefix: int) -> int:
@@ -62,7 +49,7 @@ def attention_maps(
     of those that are wanted, heads in the order of the result; all unless given. Vanilla models work too. No map of a whole image is formed.
     """
     structure = find(model)
-    grid = _grid(structure, images)
+    grid = grid_of(structure, images)
     patch = isinstance(queries, tuple) and len(queries) == 2 and all(isinstance(q, int) for q in queries)
     one = patch or isinstance(queries, str) or not isinstance(queries, Iterable)
     asked = cast("list[Query]", [queries] if one else list(cast("Sequence[Query]", queries)))

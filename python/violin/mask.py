@@ -480,10 +480,10 @@ class ViolinMask(nn.Module):
             return self.build_packed(key[:2], key[2], dtype)._replace(handle=None)
 
     def _needs_gradient(self) -> bool:
-        return torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.parameters())
+        return torch.is_grad_enabled() and any(value.requires_grad for value in self._sources())
 
     def _sources(self) -> list[Tensor]:
-        return [*self.parameters(), *([] if self.gamma is None else [self.gamma])]
+        return [value for value in self._values() if value is not None]  # replicas of DataParallel have no parameters()
 
     def _state(self) -> _State:
         return [(t, t.data_ptr(), t._version, _steps if t.requires_grad else 0) for t in self._sources()]

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from .config import MaskConfig
-from .errors import Error, sides, whole
+from .errors import Error, pixels, sides, whole
 from .layers import Attention, GridRecorder, MapRequest, MultiheadAttention, PairAttention
 from .mask import ViolinMask, from_config
 
 _PACKED_CHILDREN = {"qkv", "q_norm", "k_norm", "attn_drop", "norm", "gate", "proj", "proj_drop"}
+_ARGUMENTS = ("attn_mask", "is_causal", "attn_bias")  # of attention beside x; DINOv2 gives the last for lists alone
 
 
 class Site(NamedTuple):
@@ -67,16 +68,20 @@ def _is_vit(module: nn.Module) -> bool:
     return hasattr(module, "conv_proj") and hasattr(getattr(module, "encoder", None), "layers")
 
 
-def _described(name: str, module: nn.Module) -> str:
+def described(name: str, module: nn.Module) -> str:
     return f"{name or 'the model'} ({type(module).__name__})"
+
+
+def _checked(model: nn.Module) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise Error(f"the model is a {type(model).__name__}; expected a torch.nn.Module")
+    return model
 
 
 def find(model: nn.Module, grid: Sequence[int] | None = None) -> Structure:
     """The vision transformer that the model is, or that is inside it; inside wrappers of training too. grid: its own,
     where the model does not say."""
-    if not isinstance(model, nn.Module):
-        raise Error(f"the model is a {type(model).__name__}; expected a torch.nn.Module")
-    wrapped = unwrapped(model)
+    wrapped = unwrapped(_checked(model))
     if wrapped is not model:
         return find(wrapped, grid)
     found = [(name, module) for name, module in model.named_modules() if _is_vit(module)]
@@ -84,7 +89,7 @@ def find(model: nn.Module, grid: Sequence[int] | None = None) -> Structure:
     if found and found[0][0] == "":
         found = found[:1]
     if not found:
-        hint = next((_described(n, m) for n, m in model.named_modules() if "attention" in type(m).__name__.lower()), "")
+        hint = next((described(n, m) for n, m in model.named_modules() if "attention" in type(m).__name__.lower()), "")
         raise Error(
             f"{type(model).__name__} is no vision transformer that can be plugged: no patch_embed and blocks (timm, DINO), no "
             "conv_proj and encoder.layers (torchvision)"
@@ -108,14 +113,16 @@ def _structure(name: str, vit: Any, grid: Any) -> Structure:
     patches = getattr(embed, "proj", None)
     if not isinstance(patches, nn.Module):
         raise Error(
-            f"{_described(name + 'patch_embed', embed)} has no projection `proj` from whose output the grid is known"
+            f"{described(name + 'patch_embed', embed)} has no projection `proj` from whose output the grid is known"
         )
     plugged = getattr(vit, "_violin", None)
     grid = grid or getattr(embed, "grid_size", None) or getattr(embed, "patches_resolution", None)
     grid = grid or (plugged.grids.native if plugged is not None else None)
+    blocks = list(_flat(vit.blocks, name + "blocks"))
     if grid is None:
         if getattr(embed, "img_size", None) is None:
-            raise Error(f"{_described(name + 'patch_embed', embed)} has no image size; give plug(grid=(height, width))")
+            _sites(blocks)  # where these cannot be plugged, a grid does not help
+            raise Error(f"{described(name + 'patch_embed', embed)} has no image size; give plug(grid=(height, width))")
         size, patch = _pair(embed.img_size), _pair(embed.patch_size)
         grid = (size[0] // patch[0], size[1] // patch[1])
     tokens = (getattr(vit, key, None) for key in ("cls_token", "dist_token", "reg_token", "register_tokens"))
@@ -124,11 +131,10 @@ def _structure(name: str, vit: Any, grid: Any) -> Structure:
     drop = getattr(vit, "patch_drop", None)
     if drop is not None and not isinstance(drop, nn.Identity) and getattr(drop, "prob", 1) > 0:
         raise Error(
-            f"{_described(name + 'patch_drop', drop)} drops patches, and a mask needs to know where each stands; build the "
+            f"{described(name + 'patch_drop', drop)} drops patches, and a mask needs to know where each stands; build the "
             "model with patch_drop_rate=0"
         )
     family = "timm" if hasattr(vit, "num_prefix_tokens") else "dino"
-    blocks = list(_flat(vit.blocks, name + "blocks"))
     return Structure(family, vit, name, blocks, patches, _pair(grid), int(prefix), getattr(vit, "norm", None))
 
 
@@ -155,8 +161,13 @@ def _objection(module: nn.Module) -> str | None:
     qkv = cast(Any, module).qkv
     if not isinstance(getattr(qkv, "weight", None), Tensor):
         return f"has a {type(qkv).__name__} for qkv, without a weight; plug the model first and wrap qkv afterwards"
-    if "rope" in inspect.signature(module.forward).parameters:
+    taken = list(inspect.signature(module.forward).parameters.values())[1:]
+    taken = [one for one in taken if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    unknown = [one.name for one in taken if one.name not in _ARGUMENTS]
+    if "rope" in unknown:
         return "rotates queries and keys"
+    if unknown:
+        return f"is given something that a mask does not know: {', '.join(unknown)}"
     return None
 
 
@@ -168,18 +179,22 @@ def _is_attention(module: nn.Module) -> bool:
 
 def sites(structure: Structure) -> list[Site]:
     """The attention layers, one per block; an error names the block or layer that is not understood."""
+    return _sites(structure.blocks)
+
+
+def _sites(blocks: list[tuple[str, nn.Module]]) -> list[Site]:
     result = []
-    for index, (name, block) in enumerate(structure.blocks):
+    for index, (name, block) in enumerate(blocks):
         found = [
             child
             for child, module in block.named_children()
             if isinstance(module, (Attention, MultiheadAttention)) or _is_attention(module)
         ]
         if len(found) != 1:
-            kinds = [_described(f"{name}.{c}", m) for c, m in block.named_children() if "ttention" in type(m).__name__]
+            kinds = [described(f"{name}.{c}", m) for c, m in block.named_children() if "ttention" in type(m).__name__]
             what = f"; {kinds[0]} has no qkv, proj and num_heads" if kinds and not found else ""
             raise Error(
-                f"{_described(name, block)} has {len(found)} attention layers that can be plugged; expected one{what}"
+                f"{described(name, block)} has {len(found)} attention layers that can be plugged; expected one{what}"
             )
         result.append(Site(index, block, found[0], f"{name}.{found[0]}"))
     return result
@@ -194,7 +209,7 @@ def wrap(site: Site, mask: ViolinMask | None, grids: GridRecorder) -> Attention 
         if computed:
             objection = f"has a parametrised {computed[0]}; plug the model first and parametrise it afterwards"
     if objection:
-        raise Error(f"{_described(site.name, module)} cannot be plugged: it {objection}")
+        raise Error(f"{described(site.name, module)} cannot be plugged: it {objection}")
     if isinstance(module, nn.MultiheadAttention):
         return MultiheadAttention(module, mask, grids, site.name)
     kind = PairAttention if _agrees(site, module, grids) else Attention
@@ -220,7 +235,7 @@ def _agrees(site: Site, module: nn.Module, grids: GridRecorder) -> bool:
         error = (ours.forward(x) - expected).abs().max().item()
     except Exception as problem:
         raise Error(
-            f"{_described(site.name, module)} cannot be plugged: run on five tokens it failed ({problem})"
+            f"{described(site.name, module)} cannot be plugged: run on five tokens it failed ({problem})"
         ) from problem
     finally:
         for child, training in flags.items():
@@ -229,7 +244,7 @@ def _agrees(site: Site, module: nn.Module, grids: GridRecorder) -> bool:
     tolerance = 3e-2 if coarse else 1e-4
     if not error <= tolerance * max(expected.abs().max().item(), 1e-6):
         raise Error(
-            f"{_described(site.name, module)} cannot be plugged: it computes something else than softmax(qk/sqrt(d))v (off by "
+            f"{described(site.name, module)} cannot be plugged: it computes something else than softmax(qk/sqrt(d))v (off by "
             f"{error:.2g})"
         )
     return pair
@@ -351,7 +366,7 @@ def _refuse_built_in(places: list[Site]) -> None:
         layer = site.module
         if isinstance(layer, Attention) and layer.violin is not None and not layer._original:
             raise Error(
-                f"{_described(site.name, layer)} was built with a mask, not plugged; set its attribute violin to None, which "
+                f"{described(site.name, layer)} was built with a mask, not plugged; set its attribute violin to None, which "
                 "leaves plain attention"
             )
 
@@ -376,7 +391,7 @@ def unplug(model: nn.Module) -> nn.Module:
     for site in places:
         if is_parametrized(site.module):
             raise Error(
-                f"{_described(site.name, site.module)} has parametrised weights, and the original layer has not; call "
+                f"{described(site.name, site.module)} has parametrised weights, and the original layer has not; call "
                 "torch.nn.utils.parametrize.remove_parametrizations first"
             )
     for site in places:
@@ -399,7 +414,7 @@ def is_plugged(model: nn.Module) -> bool:
 
 def masks(model: nn.Module) -> Iterator[tuple[str, ViolinMask]]:
     """Names and masks of the layers, in the order of the blocks; of wrapped and compiled models too."""
-    return ((name, module) for name, module in model.named_modules() if isinstance(module, ViolinMask))
+    return ((name, module) for name, module in _checked(model).named_modules() if isinstance(module, ViolinMask))
 
 
 def mask_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -431,14 +446,35 @@ def param_groups(
     ]
 
 
+@torch.no_grad()
+def grid_of(structure: Structure, images: Tensor) -> tuple[int, int]:
+    """The grid of images: the patch embedding runs, on one of them, and nothing else."""
+    recorder = GridRecorder(structure.grid, structure.prefix)
+    embed = cast(nn.Module, getattr(structure.vit, "patch_embed", structure.patches))
+    flags = {child: child.training for child in embed.modules()}
+    handle = structure.patches.register_forward_hook(recorder)
+    try:
+        embed.eval()(images[:1])  # statistics of a batch stay as they are
+    finally:
+        handle.remove()
+        for child, training in flags.items():
+            child.training = training
+    return recorder.grid
+
+
 def _patch_grid(structure: Structure, image_size: int | Sequence[int] | None) -> tuple[int, int]:
     if image_size is None:
         return structure.grid
-    size = (image_size, image_size) if isinstance(image_size, int) else sides("image_size", image_size)
-    patch = _pair(cast(Any, structure.patches).stride)
-    if getattr(getattr(structure.vit, "patch_embed", None), "dynamic_img_pad", False):
-        return -(-size[0] // patch[0]), -(-size[1] // patch[1])
-    return size[0] // patch[0], size[1] // patch[1]
+    height, width = pixels("image_size", image_size)
+    embed = cast(nn.Module, getattr(structure.vit, "patch_embed", structure.patches))
+    channels = next((child.in_channels for child in embed.modules() if isinstance(child, nn.Conv2d)), 3)
+    like = next(embed.parameters())
+    try:
+        return sides("grid", grid_of(structure, like.new_zeros(1, channels, height, width)))
+    except (RuntimeError, AssertionError, Error) as problem:
+        raise Error(
+            f"image_size is {image_size!r}, of which the model makes no patches ({str(problem).splitlines()[0]})"
+        ) from problem
 
 
 def freeze(
@@ -449,6 +485,8 @@ def freeze(
     on), gains on a GPU are kept in the form that the kernels read, about half as large for long sequences, for this type
     alone. ``violin.thaw(model)`` undoes it."""
     structure = find(model)
+    if not is_plugged(structure.vit):
+        raise Error("the model has no mask to freeze; violin.plug(model) puts one in")
     grid = _patch_grid(structure, image_size)
     for _, mask in masks(structure.vit):
         mask.freeze(grid, structure.prefix, dtype)

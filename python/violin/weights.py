@@ -15,7 +15,7 @@ import os
 import pathlib
 import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -23,15 +23,24 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from . import _safetensors
+from . import _layout, _safetensors
 from . import curves as curve_module
 from .config import MaskConfig
-from .errors import Error
-from .mask import ViolinMask, longest
-from .plugging import Structure, find, masks, plug_config, sites, unplug, unwrapped
+from .errors import Error, pixels
+from .layers import Attention, GridRecorder, MultiheadAttention, PairAttention
+from .mask import ViolinMask, from_config, longest
+from .plugging import Structure, described, find, plug_config, sites, unplug, wrap
 
-_INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
+_INTERPOLATIONS = ("bilinear", "bicubic", "lanczos")
+_LARGEST_SIZE = 1 << 14
 VERSION = "0.1.0"
+# Around weights, by preference; an average only where it is asked for.
+_WRAPPERS = ("teacher", "model", "state_dict", "model_state_dict", "student", "net", "ema", "model_ema",
+             "state_dict_ema", "module", "_orig_mod", "backbone")  # fmt: skip
+_AVERAGES = ("model_ema", "state_dict_ema", "ema")
+_AVERAGE_FILE = "ema.safetensors"
+_MODEL = ("patch_embed.", "blocks.", "conv_proj.", "encoder.layers.")  # how names of a model begin
+_MASK = re.compile(r"blocks\.(\d+)\.attn\.violin\.")
 _ABOUT = ("model", "preprocessing", "classes")  # what a file says about itself, as JSON
 _TORCHVISION = (
     (r"^class_token$", "cls_token"),
@@ -77,8 +86,7 @@ def model_config(model: nn.Module) -> dict[str, Any]:
     structure = find(model)
     vit: Any = structure.vit
     block: Any = structure.blocks[0][1]
-    site = sites(structure)[0]
-    attention: Any = site.module
+    attention: Any = sites(structure)[0].module
 
     def need(good: bool, what: str) -> None:
         if not good:
@@ -88,11 +96,12 @@ def model_config(model: nn.Module) -> dict[str, Any]:
         return module is None or isinstance(module, nn.Identity)
 
     config: dict[str, Any] = {}
+    need(isinstance(getattr(block, "mlp", None), nn.Module), f"blocks of another kind ({type(block).__name__})")
     if structure.family == "torchvision":
         need(isinstance(vit.conv_proj, nn.Conv2d), "a stem of convolutions")
         need(len(vit.heads) == 1, "a hidden layer in its head")
         size, conv, head = _size_of(vit.image_size), vit.conv_proj, vit.heads.head
-        fc1, norm, dim = block.mlp[0], block.ln_1, int(vit.hidden_dim)
+        fc1, norm, last, dim = block.mlp[0], block.ln_1, vit.encoder.ln, int(vit.hidden_dim)
         scale = None
         config.update(class_token=True, distilled=False, reg_tokens=0, pos_embed="learn", no_embed_class=False)
         config.update(global_pool="token", fc_norm=False, qkv_bias=attention.in_proj_bias is not None)
@@ -110,7 +119,9 @@ def model_config(model: nn.Module) -> dict[str, Any]:
         act = getattr(block.mlp, "act", None)
         need(isinstance(act, nn.GELU) and act.approximate == "none", f"{type(act).__name__} in its MLP")
         conv, fc1, norm = vit.patch_embed.proj, block.mlp.fc1, block.norm1
-        need(isinstance(conv, nn.Conv2d) and plain(getattr(vit.patch_embed, "norm", None)), "another patch embedding")
+        others = [child for name, child in vit.patch_embed.named_children() if name != "proj"]
+        embeds = isinstance(conv, nn.Conv2d) and all(map(plain, others))
+        need(embeds, f"another patch embedding ({type(vit.patch_embed).__name__})")
         dim, head = int(vit.embed_dim), getattr(vit, "head", None)
         if head is None or not hasattr(head, "weight"):
             head = None
@@ -125,8 +136,11 @@ def model_config(model: nn.Module) -> dict[str, Any]:
         registers = getattr(vit, "register_tokens", None) if registers is None else registers
         pool = getattr(vit, "global_pool", "token")
         need(pool in ("token", "avg", ""), f"global_pool {pool!r}")
+        need(pool == "token" or not distilled, f"global_pool {pool!r} beside a distillation token")
         fc_norm = not plain(getattr(vit, "fc_norm", None))
-        need(fc_norm or not plain(getattr(vit, "norm", None)), "no final norm")
+        last = getattr(vit, "fc_norm" if fc_norm else "norm", None)
+        if plain(last):
+            raise Error(f"{type(vit).__name__} has no final norm, which the C++ model has")
         scale = getattr(block, "ls1", None)
         scale = None if plain(scale) else scale
         config.update(
@@ -141,6 +155,9 @@ def model_config(model: nn.Module) -> dict[str, Any]:
         )
         resample = "timm" if structure.family == "timm" else "dino"
     need(all(a % b == 0 for a, b in zip(size, conv.stride)) and conv.stride == conv.kernel_size, "overlapping patches")
+    need(conv.padding in ((0, 0), "valid"), "padded patches")
+    unusual = next(_unusual(structure, getattr(norm, "eps", 0.0), last), None)
+    need(unusual is None, str(unusual))
     config = {
         "img_size": _side(size),
         "patch_size": _side(conv.kernel_size),
@@ -149,24 +166,55 @@ def model_config(model: nn.Module) -> dict[str, Any]:
         "embed_dim": dim,
         "depth": len(structure.blocks),
         "num_heads": int(attention.num_heads),
-        "mlp_ratio": _ratio(fc1.out_features, dim),
+        "mlp_ratio": _layout.mlp_ratio(fc1.out_features, dim),
         **config,
         "init_values": None if scale is None else float(getattr(scale, "init_values", 1e-5)),
         "norm_eps": norm.eps,
         "pos_resample": resample,
     }
+    expected = _layout.shapes(config)
     mask = _mask_config(structure)
     if mask is not None:
         config["violin"] = mask.to_json()
+        own = from_config(mask, config["num_heads"], _native(config), device="meta").state_dict()
+        covered = [index for index in range(config["depth"]) if mask.covers(index)]
+        expected.update({f"blocks.{i}.attn.violin.{name}": tuple(own[name].shape) for i in covered for name in own})
+    misfit = _layout.misfit({name: value.shape for name, value in state(model).items()}, expected)
+    if misfit:
+        raise Error(f"{type(vit).__name__} {misfit}")
     return config
 
 
-def _ratio(hidden: int, dim: int) -> float:
-    """The quotient from which int(dim * ratio) is the hidden width again."""
-    ratio = hidden / dim
-    while int(dim * ratio) < hidden:
-        ratio = math.nextafter(ratio, math.inf)
-    return ratio
+def _unusual(structure: Structure, eps: float, last: nn.Module | None) -> Iterator[str]:
+    """Parts that compute something else than those of the C++ model, whatever their names and shapes."""
+    norms, mlp = ("norm1", "norm2"), ("fc1", "act", "fc2")
+    if structure.family == "torchvision":
+        norms, mlp = ("ln_1", "ln_2"), ("0", "1", "3")
+    heads = None
+    for site, (name, block) in zip(sites(structure), structure.blocks):
+        layer: Any = site.module
+        if not isinstance(layer, (Attention, MultiheadAttention)):
+            try:
+                layer = wrap(site, None, GridRecorder(structure.grid, structure.prefix))
+            except Error:
+                yield described(site.name, layer)
+                continue
+        heads = heads or layer.num_heads
+        if layer.num_heads != heads:
+            yield f"{heads} and {layer.num_heads} attention heads"
+        if not math.isclose(getattr(layer, "scale", layer.head_dim**-0.5), layer.head_dim**-0.5, rel_tol=1e-6):
+            yield f"attention with scale {layer.scale}"
+        pair = isinstance(layer, (PairAttention, MultiheadAttention))
+        if not _layout.usual_block(block, norms[0], site.child, norms[1], pair):  # then it has all of them
+            yield f"blocks of another kind: {described(name, block)}"
+        parts = cast("dict[str, nn.Module]", block._modules)
+        if not _layout.usual_mlp(parts["mlp"], *mlp):
+            yield f"another kind of MLP: {described(name + '.mlp', parts['mlp'])}"
+        for norm in norms:
+            if not _layout.usual_norm(parts[norm], eps):
+                yield f"another norm: {described(f'{name}.{norm}', parts[norm])}"
+    if not _layout.usual_norm(last, eps):
+        yield f"another norm behind its blocks ({type(last).__name__})"
 
 
 def _mask_config(structure: Structure) -> MaskConfig | None:
@@ -222,7 +270,8 @@ def save(
     """Writes a weights file that ``violin eval``, ``predict`` and ``finetune`` take as it is.
 
     classes: names in the order of the logits. preprocessing: as timm's ``resolve_data_config`` gives it, or with the fields
-    size, crop_pct, crop, interpolation, mean, std; read from a timm model's ``pretrained_cfg`` unless given.
+    size, crop_pct, crop, interpolation, mean, std. Fields that are not given are those of a timm model's
+    ``pretrained_cfg``, then ImageNet's.
     """
     config = model_config(model)
     tensors = state(model)
@@ -232,6 +281,9 @@ def save(
             tensors[f"blocks.{index}.attn.violin.rate"] = mask.rate_for(native)
     if classes is not None and (isinstance(classes, str) or not isinstance(classes, Sequence)):
         raise Error(f"classes is {classes!r}; expected a list of names, in the order of the logits")
+    for name in classes or ():
+        if not isinstance(name, str):
+            raise Error(f"classes has {name!r}; expected names, each a text")
     if classes is not None and config["num_classes"] != len(classes):
         raise Error(f"{len(classes)} class names for a model of {config['num_classes']} classes")
     metadata = {"violin.model": json.dumps(config), "violin.version": VERSION}
@@ -256,34 +308,102 @@ def _indexed_masks(model: nn.Module) -> list[tuple[int, tuple[str, ViolinMask]]]
 def _preprocessing(
     model: nn.Module, given: Mapping[str, Any] | None, config: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    source = given if given is not None else getattr(unwrapped(model), "pretrained_cfg", None)
-    if not source:
+    if given is not None and not isinstance(given, Mapping):
+        raise Error(f"preprocessing is {given!r}; expected a dict, for example {{'crop_pct': 0.9}}")
+    given = {key: value for key, value in (given or {}).items() if value is not None}
+    published = dict(getattr(find(model).vit, "pretrained_cfg", None) or {})
+    if not given and not published:
         return None
-    size = _size_of(config["img_size"])
+    known = ("size", "crop_pct", "crop", "interpolation", "mean", "std", "input_size", "crop_mode")
+    for key in given:
+        if key not in known:
+            raise Error(f"preprocessing has a field {key!r}; there are {', '.join(known)}")
+    if published.get("interpolation") not in _INTERPOLATIONS:
+        published["interpolation"] = "bicubic"
+    published["crop"] = "squash" if published.get("crop_mode") == "squash" else "centre"
     # Unless given, what this model was built for: its weights once may have been for another size.
-    if given is not None and given.get("size"):
-        if isinstance(given["size"], str):
-            raise Error(f"preprocessing: size is {given['size']!r}; expected a number or (height, width)")
-        size = _size_of(given["size"])
-    elif given is not None and given.get("input_size"):
-        size = _size_of(given["input_size"][-2:])
+    published["size"] = config["img_size"]
+    if "input_size" in given:
+        whole = given["input_size"]  # (channels, height, width)
+        given.setdefault("size", whole[-2:] if isinstance(whole, Sequence) else whole)
+    if "crop_mode" in given:
+        given.setdefault("crop", given["crop_mode"])
+
+    def value(field: str, default: Any) -> Any:
+        found = given.get(field, published.get(field))
+        return default if found is None else found
+
+    def bad(field: str, found: Any, expected: str) -> Error:
+        return Error(f"preprocessing: {field} is {found!r}; expected {expected}")
+
+    def number(found: Any) -> float:
+        try:
+            return math.nan if isinstance(found, (bool, str)) else float(found)
+        except (TypeError, ValueError):
+            return math.nan
+
+    def channels(field: str, default: Sequence[float], least: float, expected: str) -> list[float]:
+        found = value(field, default)
+        numbers = [number(one) for one in found] if isinstance(found, Iterable) else []
+        if len(numbers) != 3 or not all(math.isfinite(one) and one > least for one in numbers):
+            raise bad(field, found, expected)
+        return numbers
+
+    size = pixels("preprocessing: size", value("size", None))
+    if max(size) > _LARGEST_SIZE:
+        raise bad("size", value("size", None), f"at most {_LARGEST_SIZE}")
+    crop_pct = number(value("crop_pct", 0.875))
+    if not 0.05 <= crop_pct <= 1:
+        raise bad("crop_pct", value("crop_pct", 0.875), "a share from 0.05 to 1")
+    crop = value("crop", "centre")
+    if crop not in ("centre", "center", "squash"):
+        raise bad("crop", crop, "centre or squash")
+    interpolation = value("interpolation", "bicubic")
+    if interpolation not in _INTERPOLATIONS:
+        raise bad("interpolation", interpolation, "one of " + ", ".join(_INTERPOLATIONS))
     return {
         "size": _side(size),
-        "crop_pct": source.get("crop_pct", 0.875),
-        "crop": "squash" if "squash" in (source.get("crop_mode"), source.get("crop")) else "centre",
-        "interpolation": source["interpolation"] if source.get("interpolation") in _INTERPOLATIONS else "bicubic",
-        "mean": list(source.get("mean", (0.485, 0.456, 0.406))),
-        "std": list(source.get("std", (0.229, 0.224, 0.225))),
+        "crop_pct": crop_pct,
+        "crop": "squash" if crop == "squash" else "centre",
+        "interpolation": interpolation,
+        "mean": channels("mean", (0.485, 0.456, 0.406), -math.inf, "three numbers"),
+        "std": channels("std", (0.229, 0.224, 0.225), 0, "three numbers above 0"),
     }
 
 
 # -- reading -------------------------------------------------------------------------------------------------------------
 
 
-def _read(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, str]]:
+def _weights_file(path: Path, branch: str) -> Path:
+    """The file itself, or a run's: its best weights, otherwise its last."""
+    if not path.is_dir():
+        return path
+    if branch == "ema":
+        places = [path / place / _AVERAGE_FILE for place in ("best", "last", ".")]
+    else:
+        places = [path / place / "model.safetensors" for place in ("best", "last", ".")]
+    for place in places:
+        if place.is_file():
+            return place
+    if branch == "ema":
+        raise Error(f"{path} holds no average of weights; train with --ema 0.9999 to keep one")
+    raise Error(
+        f"{path} holds no weights: neither best/model.safetensors nor last/model.safetensors is there; give a file"
+    )
+
+
+def _read(
+    source: str | os.PathLike[str] | Mapping[str, Any], branch: str
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Weights and what is written about them."""
     if isinstance(source, Mapping):
-        return dict(source), {}
-    path = Path(source)
+        return _unwrap(source, branch, "the state dict"), {}
+    path = _weights_file(Path(source), branch)
+    weights, about = _read_file(path)
+    return _unwrap(weights, "" if path.name == _AVERAGE_FILE else branch, str(path)), about
+
+
+def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     if path.suffix == ".safetensors":
         return _safetensors.load_file(path)
     try:
@@ -327,17 +447,38 @@ def _harmless_numpy() -> list[Any]:
     return [numpy.dtype, numpy.ndarray, *kinds, *renamed]
 
 
-def _unwrap(weights: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The state dict inside what training scripts save: model_ema before model, DINO's teacher."""
-    for key in ("model_ema", "state_dict_ema", "teacher", "model", "state_dict"):
-        inner = weights.get(key)
-        if isinstance(inner, Mapping) and inner:
-            weights = inner
+def _flat(weights: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Tensor]]:
+    for key, value in weights.items():
+        if isinstance(value, Tensor):
+            yield f"{before}{key}", value
+        elif isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{key}.")
+
+
+def _unwrap(weights: Mapping[str, Any], branch: str, where: str) -> dict[str, Tensor]:
+    """The state dict inside what training scripts save, without prefixes of wrappers; as the C++ side does it."""
+    found = dict(_flat(weights))
+
+    def first_parts() -> dict[str, None]:
+        return {name.partition(".")[0]: None for name in found if "." in name}
+
+    top, wanted = first_parts(), branch
+    while True:
+        keys = first_parts()
+        names = (wanted, *_AVERAGES) if wanted == "ema" else (wanted,)
+        key = next((name for name in names if name in keys), None)
+        if key is not None:
+            wanted = ""
+        elif any(name.startswith(_MODEL) for name in found):
             break
-    for prefix in ("module.", "_orig_mod.", "backbone."):
-        if any(name.startswith(prefix) for name in weights):
-            weights = {name[len(prefix) :]: value for name, value in weights.items() if name.startswith(prefix)}
-    return {name: value for name, value in weights.items() if isinstance(value, Tensor)}
+        else:
+            key = next((name for name in _WRAPPERS if name in keys), None)
+        if key is None:
+            break
+        found = {name[len(key) + 1 :]: value for name, value in found.items() if name.startswith(key + ".")}
+    if wanted:
+        raise Error(f"{where} has no branch {branch!r}; at the top it has {', '.join(list(top)[:8]) or 'none'}")
+    return found
 
 
 def translate(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -367,7 +508,7 @@ def _guessed(
     weights: Mapping[str, Tensor], heads: int, curves: str | Sequence[str] | None, strategy: str
 ) -> MaskConfig:
     """The mask that weights without a description have."""
-    ours = {name.rsplit(".", 1)[-1]: value for name, value in weights.items() if ".attn.violin." in name}
+    ours = {name.rsplit(".", 1)[-1]: value for name, value in weights.items() if _MASK.match(name)}
     masked = min((0, *value.shape)[-1] for value in ours.values())
     if masked < heads:
         raise Error(f"the weights have masks for {masked} of {heads} heads; say which, plug(model, heads=[...]) first")
@@ -381,8 +522,8 @@ def _guessed(
     named = curve_module.names(curves)
     if len(named) != count:
         raise Error(f"the weights have {count} curves and curves={curves!r} are {len(named)}")
-    blocks = sorted({int(name.split(".")[1]) for name in weights if ".attn.violin." in name})
-    depth = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("blocks."))
+    blocks = sorted({int(mask[1]) for mask in map(_MASK.match, weights) if mask})
+    depth = 1 + max(int(block[1]) for block in (re.match(r"blocks\.(\d+)\.", name) for name in weights) if block)
     return MaskConfig(
         curves=curves,
         strategy=strategy,
@@ -402,23 +543,27 @@ def load_state(
     strict: bool = True,
     curves: str | Sequence[str] | None = None,
     strategy: str = "mul_v1",
+    branch: str = "",
 ) -> dict[str, Any]:
     """Loads weights into a model: files of this package and of the C++ binary, published Violin weights, timm's, and those
     of the model's own class.
 
-    source: a .safetensors or .pth file, or a state dict. A model without masks gets those that the weights have: as the file
-    describes them, else told from the tensors, ``curves`` and ``strategy``. strict: every parameter is there and no other,
-    and masks are of the kind that the file describes. Where weights do not fit, the model stays as it was.
+    source: a .safetensors or .pth file, the folder of a run (its best weights, otherwise its last), or a state dict.
+    branch: of a file with several, "student", "ema", …; unless given, a teacher before a student, a model before its
+    average.
+    A model without masks gets those that the weights have: as the file describes them, else told from the tensors,
+    ``curves`` and ``strategy``. strict: every parameter is there and no other, and masks are of the kind that the file
+    describes. Where weights do not fit, the model stays as it was.
     Returns what the file says about itself: ``model``, ``preprocessing``, ``classes``.
     """
-    raw, metadata = _read(source)
+    raw, metadata = _read(source, branch)
     structure = find(model)
-    weights = {_canonical(structure, name): value for name, value in translate(_unwrap(raw)).items()}
+    weights = {_canonical(structure, name): value for name, value in translate(raw).items()}
     about = {key: _parsed("violin." + key, metadata["violin." + key]) for key in _ABOUT if "violin." + key in metadata}
     described = about.get("model") or {}
     own = _mask_config(structure)
     described_mask = MaskConfig.from_json(described["violin"]) if described.get("violin") else None
-    if own is None and any(".attn.violin." in name for name in weights):
+    if own is None and any(map(_MASK.match, weights)):
         heads = int(cast(Any, sites(structure)[0].module).num_heads)
         plug_config(model, described_mask or _guessed(weights, heads, curves, strategy))
         try:
@@ -477,23 +622,23 @@ def _parsed(key: str, text: str) -> Any:
         raise Error(f"the weights file's {key} is no JSON") from None
 
 
-def load(path: str | os.PathLike[str], **overrides: Any) -> nn.Module:
-    """The model of a weights file, as a timm VisionTransformer with its masks; needs timm.
+def load(path: str | os.PathLike[str], branch: str = "", **overrides: Any) -> nn.Module:
+    """The model of a weights file or of a run's folder, as a timm VisionTransformer with its masks; needs timm.
 
-    overrides: arguments of timm's constructor, for example ``dynamic_img_size=True``. What the file says about itself is the
-    model's attribute ``violin_file``.
+    branch: as :func:`load_state` takes it. overrides: arguments of timm's constructor, for example
+    ``dynamic_img_size=True``. What the file says about itself is the model's attribute ``violin_file``.
     """
     try:
         from timm.models.deit import VisionTransformerDistilled
         from timm.models.vision_transformer import VisionTransformer
     except ImportError as error:
         raise ImportError("violin.load builds a timm model: pip install timm") from error
-    metadata = _read(path)[1]
+    metadata = _read(path, branch)[1]
     if "violin.model" not in metadata:
         raise Error(f"{path} does not say what model it holds; build one and use violin.load_state(model, path)")
     config = dict(_parsed("violin.model", metadata["violin.model"]))
     if config.pop("adapters", None):
-        raise Error(f"{path} holds low-rank adapters; merge them first")
+        raise Error(f"{path} holds low-rank adapters; merge them first: violin convert {path} OUT --merge-adapters")
     config.pop("violin", None)
     config.pop("pos_resample", None)
     eps = config.pop("norm_eps", 1e-6)
@@ -505,5 +650,5 @@ def load(path: str | os.PathLike[str], **overrides: Any) -> nn.Module:
             config.pop(key, None)
     norm = functools.partial(nn.LayerNorm, eps=eps)
     model = kind(norm_layer=norm, **{**config, **overrides})
-    cast(Any, model).violin_file = load_state(model, path)
+    cast(Any, model).violin_file = load_state(model, path, branch=branch)
     return model

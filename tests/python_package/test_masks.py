@@ -385,3 +385,20 @@ def test_constants_of_a_mask_made_in_a_device_context():
     mask.to_empty(device="cpu")
     mask.load_state_dict(source.state_dict())
     assert torch.equal(mask.tables((4, 4)).gain, source.tables((4, 4)).gain)
+
+
+def test_a_replica_of_data_parallel_passes_gradients_on_in_evaluation():
+    """As torch makes replicas: values are attributes there, and parameters() is empty."""
+    mask = violin.ViolinMask(2, "hilbert", init="spread", prefix_decay="learned", grid=(3, 3)).eval()
+    replica = mask._replicate_for_data_parallel()
+    for name, parameter in mask._parameters.items():
+        setattr(replica, name, None if parameter is None else parameter.clone())
+    assert not list(replica.parameters())
+    for one in (mask, replica):
+        mask.zero_grad()
+        one.tables((3, 3), 1).gain.square().sum().backward()
+        assert all(parameter.grad.abs().sum() > 0 for parameter in mask.parameters())
+    with torch.no_grad():
+        kept = replica.tables((3, 3), 1).gain
+        replica.alpha.add_(1)
+        assert not torch.equal(replica.tables((3, 3), 1).gain, kept)

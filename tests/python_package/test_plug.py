@@ -5,10 +5,12 @@ import json
 import pickle
 import sys
 import threading
+from functools import partial
 
 import pytest
 import torch
-from models import FAMILIES, build, image_sizes
+from models import FAMILIES, TINY, build, image_sizes
+from standins import DinoAttention, TorchvisionTransformer
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
@@ -469,6 +471,81 @@ def test_freezing_a_padded_grid():
     assert mask.kept_tables == 0  # the frozen ones were used
 
 
+def test_freezing_asks_the_patch_embedding_for_its_grid(timm):
+    model = TorchvisionTransformer()  # as its conv_stem_configs make it
+    model.conv_proj = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 24, 4, 4))
+    violin.plug(model, init="spread").train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    violin.freeze(model, 32)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(module.training for module in model.modules())
+    assert list(model.encoder.layers[0].self_attention.violin._frozen) == [(4, 4, 1)]
+
+    from timm.models.vision_transformer import VisionTransformer
+    from timm.models.vision_transformer_hybrid import HybridEmbed
+
+    backbone = nn.Sequential(nn.Conv2d(3, 8, 4, 4))
+    backbone.num_features = 8
+    embed = partial(HybridEmbed, backbone, feature_size=(8, 8), feature_ratio=4)
+    model = violin.plug(VisionTransformer(**{**TINY, "patch_size": 2}, embed_layer=embed)).eval()
+    assert run(violin.freeze(model, 32), images((32, 32))).shape == (2, 5)
+    assert list(model.blocks[0].attn.violin._frozen) == [(4, 4, 1)]
+
+
+def test_freezing_names_what_is_wrong():
+    for name in ("vit", "dynamic", "torchvision"):
+        model = violin.plug(build(name))
+        with pytest.raises(violin.Error, match=r"image_size is 4, of which the model makes no patches \("):
+            violin.freeze(model, 4)
+        assert not any(mask.frozen for _, mask in violin.masks(model))
+    with pytest.raises(violin.Error, match=r"the model has no mask to freeze; violin\.plug\(model\)"):
+        violin.freeze(build("torchvision"))
+    for function in (violin.masks, violin.thaw, violin.freeze, violin.mask_parameters, violin.is_plugged):
+        with pytest.raises(violin.Error, match="the model is a str; expected a torch.nn.Module"):
+            function("x")
+
+
+def test_attention_that_is_given_more_than_tokens_is_refused(timm):
+    from timm.models.vision_transformer_relpos import VisionTransformerRelPos
+
+    model = VisionTransformerRelPos(**TINY, rel_pos_type="bias", shared_rel_pos=True)
+    with pytest.raises(violin.Error, match=r"blocks\.0\.attn .*does not know: shared_rel_pos"):
+        violin.plug(model)
+    assert not violin.is_plugged(model)
+
+    class Memory(DinoAttention):  # DINOv2's, whose blocks give attn_bias to lists of images alone
+        def forward(self, x, attn_bias=None):
+            return super().forward(x)
+
+    model = build("dino")
+    for block in model.blocks:
+        block.attn.__class__ = Memory
+    violin.plug(model)
+
+
+def test_blocks_that_cannot_be_plugged_come_before_a_missing_grid(timm):
+    model = build("vit")
+    del model.patch_embed.grid_size
+    model.patch_embed.img_size = None
+    with pytest.raises(violin.Error, match=r"give plug\(grid="):
+        violin.plug(model)
+    del model.blocks[0].attn.num_heads
+    with pytest.raises(violin.Error, match=r"blocks\.0 \(Block\) has 0 attention layers"):
+        violin.plug(model)
+
+
+def test_numbers_of_numpy_are_numbers():
+    numpy = pytest.importorskip("numpy")
+    ours, theirs = (violin.plug(build("torchvision"), init="none", seed=seed) for seed in (3, numpy.int64(3)))
+    for one, other in zip(violin.mask_parameters(ours), violin.mask_parameters(theirs)):
+        assert torch.equal(one, other)
+    model = violin.plug(build("torchvision"), init="none", decay=numpy.float32(0.5), seed=3)
+    assert json.dumps(violin.model_config(model)["violin"]["decay"]) == "0.5"
+    for seed in (True, 3.0, "3"):
+        with pytest.raises(violin.Error, match=f"seed is {seed!r}; expected a whole number"):
+            violin.plug(build("torchvision"), seed=seed)
+
+
 def test_newer_settings_of_tf32_are_understood(monkeypatch):
     from violin import plugging
 
@@ -512,7 +589,7 @@ def test_mistakes_in_options_name_them():
         assert not violin.is_plugged(model)
     with pytest.raises(violin.Error, match="the model is a NoneType"):
         violin.plug(None)
-    with pytest.raises(violin.Error, match=r"image_size is \(32,\); expected \(height, width\)"):
+    with pytest.raises(violin.Error, match=r"image_size is \(32,\); expected a number or \(height, width\)"):
         violin.freeze(violin.plug(build("torchvision")), (32,))
     for options, message in [
         ({"mask": "violin"}, "mask is a str; expected a dict of ViolinMask's options"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import build, image_sizes
+from models import TINY, build, image_sizes
 from standins import DinoTransformer
 
 import violin
@@ -107,6 +107,58 @@ def test_preprocessing_says_both_sides_of_rectangles(given, size, tmp_path, timm
     assert violin.load(tmp_path / "m.safetensors").violin_file["preprocessing"]["size"] == size
     with pytest.raises(violin.Error, match="expected a number or \\(height, width\\)"):
         violin.save(build("rectangle"), tmp_path / "m.safetensors", preprocessing={"size": "24x40"})
+
+
+def written(path, model, preprocessing=None):
+    violin.save(model, path, preprocessing=preprocessing)
+    return json.loads(_safetensors.load_file(path)[1]["violin.preprocessing"])
+
+
+def test_preprocessing_that_is_not_given_is_the_models_own(tmp_path, timm):
+    model, path = build("vit"), tmp_path / "m.safetensors"
+    model.pretrained_cfg = {"mean": (0.5, 0.5, 0.5), "std": (0.4, 0.4, 0.4), "crop_pct": 0.95, "crop_mode": "squash",
+                            "interpolation": "bilinear", "input_size": (3, 224, 224)}  # fmt: skip
+    own = {"size": 32, "crop_pct": 0.95, "crop": "squash", "interpolation": "bilinear", "mean": [0.5] * 3,
+           "std": [0.4] * 3}  # fmt: skip
+    assert written(path, model) == own
+    assert written(path, model, {"crop_pct": 1.0}) == {**own, "crop_pct": 1.0}
+    changed = {"crop": "centre", "mean": torch.zeros(3)}
+    assert written(path, model, changed) == {**own, "crop": "centre", "mean": [0.0] * 3}
+    model.pretrained_cfg = {}
+    assert written(path, model, {"crop_pct": 1}) == {
+        "size": 32, "crop_pct": 1.0, "crop": "centre", "interpolation": "bicubic",
+        "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225],
+    }  # fmt: skip
+    timms = {"input_size": (3, 32, 32), "interpolation": "lanczos", "mean": (0.5,) * 3, "std": (0.5,) * 3,
+             "crop_pct": 0.9, "crop_mode": "center"}  # fmt: skip
+    assert written(path, model, timms)["crop"] == "centre"
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"crop_ptc": 0.9}, "preprocessing has a field 'crop_ptc'; there are size, crop_pct"),
+        ({"interpolation": "nearest"}, "interpolation is 'nearest'; expected one of bilinear, bicubic, lanczos"),
+        ({"crop": "border"}, "crop is 'border'; expected centre or squash"),
+        ({"crop_pct": 0}, "crop_pct is 0; expected a share from 0.05 to 1"),
+        ({"crop_pct": 1.1}, "crop_pct is 1.1"),
+        ({"crop_pct": "0.9"}, "crop_pct is '0.9'"),
+        ({"mean": (0.5, 0.5)}, "mean is .*; expected three numbers"),
+        ({"mean": 0.5}, "mean is 0.5; expected three numbers"),
+        ({"mean": (0.5, 0.5, float("nan"))}, "mean is .*; expected three numbers"),
+        ({"std": (0.5, 0.5, 0)}, "std is .*; expected three numbers above 0"),
+        ({"std": (0.5, 0.5, float("inf"))}, "std is .*; expected three numbers above 0"),
+        ({"size": 20000}, "size is 20000; expected at most 16384"),
+        ({"size": 0}, "size is 0; expected a number or"),
+        ("bicubic", "preprocessing is 'bicubic'; expected a dict"),
+    ],
+)
+def test_mistakes_in_preprocessing_are_named(given, message, tmp_path):
+    with pytest.raises(violin.Error, match=message):
+        violin.save(build("torchvision"), tmp_path / "m.safetensors", preprocessing=given)
+    with pytest.raises(violin.Error, match="classes has 3; expected names, each a text"):
+        violin.save(build("torchvision"), tmp_path / "m.safetensors", classes=["a", "b", "c", "d", 3])
+    assert not list(tmp_path.iterdir())
 
 
 def test_files_hold_timm_names_whatever_the_model(tmp_path, timm):
@@ -225,6 +277,55 @@ def test_published_fixed_decay_and_training_wrappers():
     assert mask.alpha is None and mask.config.decay == pytest.approx(0.996) and mask.gamma.shape == (8, 3)
 
 
+def test_a_model_comes_before_its_average_and_branches_are_chosen(tmp_path):
+    kinds = ("model", "model_ema", "teacher", "student")
+    models = {kind: build("torchvision") for kind in kinds}
+    states = {kind: model.state_dict() for kind, model in models.items()}
+
+    def loaded(source, **options):
+        model = build("torchvision")
+        violin.load_state(model, source, **options)
+        return next(k for k in kinds if torch.equal(model.conv_proj.weight, states[k]["conv_proj.weight"]))
+
+    averaged = {"model_ema": states["model_ema"], "model": states["model"], "optimizer": {"state": {0: torch.ones(1)}}}
+    assert loaded(averaged) == "model"
+    assert loaded(averaged, branch="ema") == loaded(averaged, branch="model_ema") == "model_ema"
+    both = {"student": states["student"], "teacher": {f"module.backbone.{k}": v for k, v in states["teacher"].items()}}
+    torch.save(both, tmp_path / "both.pth")
+    assert loaded(both) == loaded(tmp_path / "both.pth") == "teacher"
+    assert loaded(tmp_path / "both.pth", branch="student") == "student"
+    with pytest.raises(violin.Error, match=r"both\.pth has no branch 'ema'; at the top it has student, teacher"):
+        loaded(tmp_path / "both.pth", branch="ema")
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.module.", "module._orig_mod.", "module.module.", "model._orig_mod."])
+def test_prefixes_of_wrappers_in_any_order(prefix):
+    model, x = violin.plug(build("torchvision"), init="none").eval(), torch.randn(1, 3, 32, 32)
+    fresh = build("torchvision").eval()
+    violin.load_state(fresh, {prefix + name: value for name, value in violin.weights.state(model).items()})
+    assert torch.equal(run(fresh, x), run(model, x))
+    with pytest.raises(violin.Error, match="the weights do not fit"):
+        violin.load_state(fresh, {"other." + name: value for name, value in violin.weights.state(model).items()})
+
+
+def test_the_folder_of_a_run_gives_its_best_weights(tmp_path, timm):
+    models = {place: violin.plug(build("vit"), init="none") for place in ("last", "best", "best/ema")}
+    for place, model in models.items():
+        folder = tmp_path / place.split("/")[0]
+        folder.mkdir(exist_ok=True)
+        violin.save(model, folder / ("ema.safetensors" if "ema" in place else "model.safetensors"))
+
+    def same(model, place):
+        return torch.equal(model.blocks[0].attn.qkv.weight, models[place].blocks[0].attn.qkv.weight)
+
+    assert same(violin.load(tmp_path), "best") and same(violin.load(tmp_path, branch="ema"), "best/ema")
+    (tmp_path / "best" / "model.safetensors").unlink()
+    assert same(violin.load(tmp_path), "last")
+    (tmp_path / "last" / "model.safetensors").unlink()
+    with pytest.raises(violin.Error, match="holds no weights: neither best/model.safetensors nor last"):
+        violin.load(tmp_path)
+
+
 def test_weights_that_do_not_fit_are_named(tmp_path):
     model = build("torchvision")
     state = violin.weights.state(model)
@@ -257,6 +358,68 @@ def test_models_that_the_binary_does_not_have_are_refused(tmp_path, timm):
     with pytest.raises(violin.Error, match="SiLU in its MLP"):
         violin.save(model, tmp_path / "m.safetensors")
     assert not list(tmp_path.iterdir())
+
+
+def tiny(**options):
+    from timm.models.vision_transformer import VisionTransformer
+
+    return VisionTransformer(**{**TINY, **options})
+
+
+def strange_models():
+    """Models that the C++ side does not have, with the part that an error names."""
+    from functools import partial
+
+    from timm.layers import RmsNorm
+    from timm.models.vision_transformer import ResPostBlock
+    from timm.models.vision_transformer_relpos import VisionTransformerRelPos
+
+    bare = partial(torch.nn.LayerNorm, elementwise_affine=False)
+    hybrid = tiny()
+    hybrid.patch_embed.backbone = torch.nn.Conv2d(3, 3, 1)
+    other_eps, other_scale = tiny(), violin.plug(tiny())
+    other_eps.norm.eps = 1e-3
+    other_scale.blocks[1].attn.scale = 1.0
+    return {
+        "post-norm": (tiny(block_fn=ResPostBlock), r"blocks\.0 \(ResPostBlock\)"),
+        "mlp norm": (tiny(scale_mlp_norm=True), r"blocks\.0\.mlp \(Mlp\)"),
+        "difference": (tiny(attn_layer="diff"), r"blocks\.0\.attn \(DiffAttention\)"),
+        "no bias": (tiny(proj_bias=False), r"has no blocks\.0\.attn\.proj\.bias"),
+        "rms": (tiny(norm_layer=RmsNorm), r"blocks\.0\.norm1 \(RmsNorm\)"),
+        "bare norms": (tiny(norm_layer=bare), r"has no blocks\.0\.norm1"),
+        "hybrid": (hybrid, r"patch embedding \(PatchEmbed\)"),
+        "relative": (VisionTransformerRelPos(**TINY), r"blocks\.0\.attn \(RelPosAttention\)"),
+        "shared relative": (VisionTransformerRelPos(**TINY, shared_rel_pos=True), "RelPosAttention"),
+        "epsilon": (other_eps, "norm behind its blocks"),
+        "scale": (other_scale, "attention with scale 1.0"),
+        "no norm": (tiny(final_norm=False), "has no final norm, which"),
+    }
+
+
+def test_parts_that_the_binary_does_not_have_are_named(tmp_path, timm):
+    for name, (model, part) in strange_models().items():
+        with pytest.raises(violin.Error, match=part):
+            violin.save(model, tmp_path / "m.safetensors")
+            pytest.fail(name)
+    with pytest.raises(violin.Error, match=r"blocks\.0 \(ResPostBlock\)"):
+        violin.save(violin.plug(strange_models()["post-norm"][0]), tmp_path / "m.safetensors")
+    changed = violin.plug(build("torchvision"))
+    changed.encoder.layers[1].mlp[1] = torch.nn.ReLU()
+    with pytest.raises(violin.Error, match=r"encoder_layer_1\.mlp"):
+        violin.save(changed, tmp_path / "m.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_tool_refuses_what_the_package_refuses(timm):
+    import export_timm
+
+    export_timm.describe_model(tiny())
+    config = export_timm.describe_model(tiny(embed_dim=177, mlp_ratio=784.5 / 177))
+    assert int(177 * config["mlp_ratio"]) == 784
+    for name, (model, _) in strange_models().items():
+        with pytest.raises(export_timm.Unsupported):
+            export_timm.describe_model(model)
+            pytest.fail(name)
 
 
 @pytest.fixture
