@@ -74,7 +74,7 @@ def describe_model(model):
             layout.usual_mlp(getattr(b, "mlp", b), "fc1", "act", "fc2") for b in model.blocks
         ),
         "norms other than layer norms": all(layout.usual_norm(norm, getattr(last, "eps", None)) for norm in norms),
-        "pooling '%s'" % model.global_pool: model.global_pool in ("token", "avg", ""),
+        f"pooling '{model.global_pool}'": model.global_pool in ("token", "avg", ""),
         "rotary positions": getattr(model, "rope", None) is None,
     }
     for what, fine in checks.items():
