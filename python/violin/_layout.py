@@ -109,7 +109,7 @@ def _computes(
 
     try:
         result = type(module).forward(twin, x)
-    except Exception:  # noqa: BLE001: whatever a module of another kind brings up
+    except Exception:  # noqa: BLE001  (whatever a module of another kind brings up)
         return False
     return isinstance(result, Tensor) and torch.equal(result, expected(part, x))
 
