@@ -27,27 +27,25 @@ def numbers(name: str, values: Any) -> list[int]:
         raise Error(f"{name} is {values!r}; expected a list of numbers, or None for all") from None
 
 
-def sides(name: str, value: Any) -> tuple[int, int]:
-    """Height and width that a caller gave."""
+def _pair(name: str, value: Any, given: Any, expected: str) -> tuple[int, int]:
     try:
         height, width = map(operator.index, value)
     except (TypeError, ValueError):
         height = width = 0
     if height < 1 or width < 1:
-        raise Error(f"{name} is {value!r}; expected (height, width), whole numbers from 1 on")
+        raise Error(f"{name} is {given!r}; expected {expected}")
     return height, width
+
+
+def sides(name: str, value: Any) -> tuple[int, int]:
+    """Height and width that a caller gave."""
+    return _pair(name, value, value, "(height, width), whole numbers from 1 on")
 
 
 def pixels(name: str, value: Any) -> tuple[int, int]:
     """Height and width of images that a caller gave: one number is a square."""
     try:
-        side = operator.index(value)
-        height, width = side, side
+        pair: Any = (operator.index(value),) * 2
     except TypeError:
-        try:
-            height, width = map(operator.index, value)
-        except (TypeError, ValueError):
-            height = width = 0
-    if height < 1 or width < 1:
-        raise Error(f"{name} is {value!r}; expected a number or (height, width), whole and from 1 on")
-    return height, width
+        pair = value
+    return _pair(name, pair, value, "a number or (height, width), whole and from 1 on")

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from .errors import Error, numbers
-from .layers import Attention, GridRecorder, MapRequest, MultiheadAttention, PairAttention
+from .grids import GridRecorder
+from .layers import Attention, MapRequest, MultiheadAttention, PairAttention
 from .plugging import Site, find, grid_of, restore, sites, wrap
 
 Query = int | str | tuple[int, int]

@@ -16,7 +16,8 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from .config import MaskConfig
 from .errors import Error, pixels, sides, whole
-from .layers import Attention, GridRecorder, MapRequest, MultiheadAttention, PairAttention
+from .grids import GridRecorder
+from .layers import Attention, MapRequest, MultiheadAttention, PairAttention
 from .mask import ViolinMask, from_config
 
 _PACKED_CHILDREN = {"qkv", "q_norm", "k_norm", "attn_drop", "norm", "gate", "proj", "proj_drop"}

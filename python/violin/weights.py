@@ -10,29 +10,25 @@ import argparse
 import datetime
 import functools
 import json
-import math
 import os
 import pathlib
 import re
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from . import _layout, _safetensors
+from . import _safetensors
 from . import curves as curve_module
 from .config import MaskConfig
-from .errors import Error, pixels
-from .layers import Attention, GridRecorder, MultiheadAttention, PairAttention
-from .mask import ViolinMask, from_config, longest
-from .plugging import Structure, described, find, plug_config, sites, unplug, wrap
+from .description import canonical, mask_config, mask_kind, model_config, native_grid, preprocessing_of, state
+from .errors import Error
+from .mask import ViolinMask, longest
+from .plugging import find, plug_config, sites, unplug
 
-_INTERPOLATIONS = ("bilinear", "bicubic", "lanczos")
-_LARGEST_SIZE = 1 << 14
 VERSION = "0.1.0"
 # Around weights, by preference; an average only where it is asked for.
 _WRAPPERS = ("teacher", "model", "state_dict", "model_state_dict", "student", "net", "ema", "model_ema",
@@ -42,223 +38,6 @@ _AVERAGE_FILE = "ema.safetensors"
 _MODEL = ("patch_embed.", "blocks.", "conv_proj.", "encoder.layers.")  # how names of a model begin
 _MASK = re.compile(r"blocks\.(\d+)\.attn\.violin\.")
 _ABOUT = ("model", "preprocessing", "classes")  # what a file says about itself, as JSON
-_TORCHVISION = (
-    (r"^class_token$", "cls_token"),
-    (r"^conv_proj\.", "patch_embed.proj."),
-    (r"^encoder\.pos_embedding$", "pos_embed"),
-    (r"^encoder\.layers\.encoder_layer_(\d+)\.", r"blocks.\1."),
-    (r"\.ln_1\.", ".norm1."),
-    (r"\.ln_2\.", ".norm2."),
-    (r"\.self_attention\.in_proj_(weight|bias)$", r".attn.qkv.\1"),
-    (r"\.self_attention\.out_proj\.", ".attn.proj."),
-    (r"\.self_attention\.violin\.", ".attn.violin."),
-    (r"\.mlp\.(0|linear_1)\.", ".mlp.fc1."),
-    (r"\.mlp\.(3|linear_2)\.", ".mlp.fc2."),
-    (r"^encoder\.ln\.", "norm."),
-    (r"^heads\.head\.", "head."),
-)
-
-
-def _canonical(structure: Structure, name: str) -> str:
-    """timm's name of a parameter."""
-    if structure.family == "torchvision":
-        for pattern, replacement in _TORCHVISION:
-            name = re.sub(pattern, replacement, name)
-        return name
-    if name == "register_tokens":
-        return "reg_token"
-    return re.sub(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.", name)  # chunks of blocks
-
-
-def _side(size: Sequence[int]) -> int | list[int]:
-    return int(size[0]) if size[0] == size[1] else [int(size[0]), int(size[1])]
-
-
-def _size_of(module: Any) -> tuple[int, int]:
-    return (module, module) if isinstance(module, int) else (int(module[0]), int(module[1]))
-
-
-def model_config(model: nn.Module) -> dict[str, Any]:
-    """The model's JSON description, with timm's argument names, as the C++ binary takes it (``--config``).
-
-    An error names what the C++ model does not have.
-    """
-    structure = find(model)
-    vit: Any = structure.vit
-    block: Any = structure.blocks[0][1]
-    attention: Any = sites(structure)[0].module
-
-    def need(good: bool, what: str) -> None:
-        if not good:
-            raise Error(f"{type(vit).__name__} has {what}, which the C++ model does not have")
-
-    def plain(module: Any) -> bool:
-        return module is None or isinstance(module, nn.Identity)
-
-    config: dict[str, Any] = {}
-    need(isinstance(getattr(block, "mlp", None), nn.Module), f"blocks of another kind ({type(block).__name__})")
-    if structure.family == "torchvision":
-        need(isinstance(vit.conv_proj, nn.Conv2d), "a stem of convolutions")
-        need(len(vit.heads) == 1, "a hidden layer in its head")
-        size, conv, head = _size_of(vit.image_size), vit.conv_proj, vit.heads.head
-        fc1, norm, last, dim = block.mlp[0], block.ln_1, vit.encoder.ln, int(vit.hidden_dim)
-        scale = None
-        config.update(class_token=True, distilled=False, reg_tokens=0, pos_embed="learn", no_embed_class=False)
-        config.update(global_pool="token", fc_norm=False, qkv_bias=attention.in_proj_bias is not None)
-        resample = "timm"
-    else:
-        need(isinstance(getattr(block, "norm1", None), nn.Module), "blocks of another kind")
-        for part in ("q_norm", "k_norm", "norm"):
-            need(plain(getattr(attention, part, None)), f"{part} in its attention")
-        need(plain(getattr(attention, "gate", None)), "gated attention")
-        need(plain(getattr(vit, "norm_pre", None)), "a norm before its blocks")
-        need(plain(getattr(vit, "attn_pool", None)), "attention pooling")
-        need(not getattr(vit, "pool_include_prefix", False), "prefix tokens in its average")
-        need(hasattr(block.mlp, "fc1") and hasattr(block.mlp, "fc2"), "another kind of MLP")
-        need(block.mlp.fc1.out_features == block.mlp.fc2.in_features, "a gated MLP")
-        act = getattr(block.mlp, "act", None)
-        need(isinstance(act, nn.GELU) and act.approximate == "none", f"{type(act).__name__} in its MLP")
-        conv, fc1, norm = vit.patch_embed.proj, block.mlp.fc1, block.norm1
-        others = [child for name, child in vit.patch_embed.named_children() if name != "proj"]
-        embeds = isinstance(conv, nn.Conv2d) and all(map(plain, others))
-        need(embeds, f"another patch embedding ({type(vit.patch_embed).__name__})")
-        dim, head = int(vit.embed_dim), getattr(vit, "head", None)
-        if head is None or not hasattr(head, "weight"):
-            head = None
-        patch = conv.kernel_size
-        size = (structure.grid[0] * patch[0], structure.grid[1] * patch[1])
-        own = getattr(vit.patch_embed, "img_size", None)
-        size = _size_of(own) if own is not None else size
-        positions = getattr(vit, "pos_embed", None)
-        distilled = getattr(vit, "dist_token", None) is not None
-        has_class = getattr(vit, "cls_token", None) is not None
-        registers = getattr(vit, "reg_token", None)
-        registers = getattr(vit, "register_tokens", None) if registers is None else registers
-        pool = getattr(vit, "global_pool", "token")
-        need(pool in ("token", "avg", ""), f"global_pool {pool!r}")
-        need(pool == "token" or not distilled, f"global_pool {pool!r} beside a distillation token")
-        fc_norm = not plain(getattr(vit, "fc_norm", None))
-        last = getattr(vit, "fc_norm" if fc_norm else "norm", None)
-        if plain(last):
-            raise Error(f"{type(vit).__name__} has no final norm, which the C++ model has")
-        scale = getattr(block, "ls1", None)
-        scale = None if plain(scale) else scale
-        config.update(
-            class_token=has_class,
-            distilled=distilled,
-            reg_tokens=0 if registers is None else int(registers.shape[1]),
-            pos_embed="none" if positions is None else "learn",
-            no_embed_class=bool(getattr(vit, "no_embed_class", False)) or hasattr(vit, "register_tokens"),
-            global_pool=pool,
-            fc_norm=fc_norm,
-            qkv_bias=attention.qkv.bias is not None,
-        )
-        resample = "timm" if structure.family == "timm" else "dino"
-    need(all(a % b == 0 for a, b in zip(size, conv.stride)) and conv.stride == conv.kernel_size, "overlapping patches")
-    need(conv.padding in ((0, 0), "valid"), "padded patches")
-    unusual = next(_unusual(structure, getattr(norm, "eps", 0.0), last), None)
-    need(unusual is None, str(unusual))
-    config = {
-        "img_size": _side(size),
-        "patch_size": _side(conv.kernel_size),
-        "in_chans": conv.in_channels,
-        "num_classes": 0 if head is None else int(head.weight.shape[0]),
-        "embed_dim": dim,
-        "depth": len(structure.blocks),
-        "num_heads": int(attention.num_heads),
-        "mlp_ratio": _layout.mlp_ratio(fc1.out_features, dim),
-        **config,
-        "init_values": None if scale is None else float(getattr(scale, "init_values", 1e-5)),
-        "norm_eps": norm.eps,
-        "pos_resample": resample,
-    }
-    expected = _layout.shapes(config)
-    mask = _mask_config(structure)
-    if mask is not None:
-        config["violin"] = mask.to_json()
-        own = from_config(mask, config["num_heads"], _native(config), device="meta").state_dict()
-        covered = [index for index in range(config["depth"]) if mask.covers(index)]
-        expected.update({f"blocks.{i}.attn.violin.{name}": tuple(own[name].shape) for i in covered for name in own})
-    misfit = _layout.misfit({name: value.shape for name, value in state(model).items()}, expected)
-    if misfit:
-        raise Error(f"{type(vit).__name__} {misfit}")
-    return config
-
-
-def _unusual(structure: Structure, eps: float, last: nn.Module | None) -> Iterator[str]:
-    """Parts that compute something else than those of the C++ model, whatever their names and shapes."""
-    norms, mlp = ("norm1", "norm2"), ("fc1", "act", "fc2")
-    if structure.family == "torchvision":
-        norms, mlp = ("ln_1", "ln_2"), ("0", "1", "3")
-    heads = None
-    for site, (name, block) in zip(sites(structure), structure.blocks):
-        layer: Any = site.module
-        if not isinstance(layer, (Attention, MultiheadAttention)):
-            try:
-                layer = wrap(site, None, GridRecorder(structure.grid, structure.prefix))
-            except Error:
-                yield described(site.name, layer)
-                continue
-        heads = heads or layer.num_heads
-        if layer.num_heads != heads:
-            yield f"{heads} and {layer.num_heads} attention heads"
-        if not math.isclose(getattr(layer, "scale", layer.head_dim**-0.5), layer.head_dim**-0.5, rel_tol=1e-6):
-            yield f"attention with scale {layer.scale}"
-        pair = isinstance(layer, (PairAttention, MultiheadAttention))
-        if not _layout.usual_block(block, norms[0], site.child, norms[1], pair):  # then it has all of them
-            yield f"blocks of another kind: {described(name, block)}"
-        parts = cast("dict[str, nn.Module]", block._modules)
-        if not _layout.usual_mlp(parts["mlp"], *mlp):
-            yield f"another kind of MLP: {described(name + '.mlp', parts['mlp'])}"
-        for norm in norms:
-            if not _layout.usual_norm(parts[norm], eps):
-                yield f"another norm: {described(f'{name}.{norm}', parts[norm])}"
-    if not _layout.usual_norm(last, eps):
-        yield f"another norm behind its blocks ({type(last).__name__})"
-
-
-def _mask_config(structure: Structure) -> MaskConfig | None:
-    """What the masks of a model are, plugged in or built with :class:`~violin.Attention`."""
-    plugged = getattr(structure.vit, "_violin", None)
-    if plugged is not None:
-        return plugged.config
-    found = [(site, cast(Any, site.module)) for site in sites(structure)]
-    found = [(site, layer) for site, layer in found if isinstance(getattr(layer, "violin", None), ViolinMask)]
-    if not found:
-        return None
-    first = found[0][1].violin.config
-    for site, layer in found:
-        if _description(layer.violin.config) != _description(first):
-            raise Error(f"{site.name} has another kind of mask than {found[0][0].name}; one file describes one kind")
-        if layer._grids.prefix != structure.prefix:
-            raise Error(f"{site.name} has prefix={layer._grids.prefix}; the model has {structure.prefix} prefix tokens")
-    numbers = tuple(site.block for site, _ in found)
-    return replace(first, blocks=None if len(numbers) == len(structure.blocks) else numbers)
-
-
-def _description(config: MaskConfig) -> dict[str, Any]:
-    """What a mask computes from its parameters."""
-    result = replace(config, blocks=None).to_json()
-    result.pop("init")
-    return {**result, "curves": config.names}
-
-
-def _native(config: Mapping[str, Any]) -> tuple[int, int]:
-    size, patch = _size_of(config["img_size"]), _size_of(config["patch_size"])
-    return size[0] // patch[0], size[1] // patch[1]
-
-
-def state(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters under timm's names, as a weights file holds them."""
-    structure = find(model)
-    result = {_canonical(structure, name): value.detach() for name, value in structure.vit.state_dict().items()}
-    result.pop("mask_token", None)
-    # DINOv2's code adds a position to the class token and none to registers.
-    if hasattr(structure.vit, "register_tokens"):
-        positions = result["pos_embed"]
-        result["cls_token"] = result["cls_token"] + positions[:, :1]
-        result["pos_embed"] = positions[:, 1:]
-    return result
 
 
 def save(
@@ -275,8 +54,8 @@ def save(
     """
     config = model_config(model)
     tensors = state(model)
-    native = _native(config)
-    for index, (_, mask) in _indexed_masks(model):
+    native = native_grid(config)
+    for index, mask in _indexed_masks(model):
         if mask.rate is not None and mask.grid != native:  # the unit of rate belongs to the model's own grid
             tensors[f"blocks.{index}.attn.violin.rate"] = mask.rate_for(native)
     if classes is not None and (isinstance(classes, str) or not isinstance(classes, Sequence)):
@@ -287,7 +66,7 @@ def save(
     if classes is not None and config["num_classes"] != len(classes):
         raise Error(f"{len(classes)} class names for a model of {config['num_classes']} classes")
     metadata = {"violin.model": json.dumps(config), "violin.version": VERSION}
-    shown = _preprocessing(model, preprocessing, config)
+    shown = preprocessing_of(model, preprocessing, config)
     if shown is not None:
         metadata["violin.preprocessing"] = json.dumps(shown)
     if classes is not None:
@@ -295,80 +74,9 @@ def save(
     _safetensors.save_file(tensors, path, metadata)
 
 
-def _indexed_masks(model: nn.Module) -> list[tuple[int, tuple[str, ViolinMask]]]:
-    structure = find(model)
-    found = []
-    for site in sites(structure):
-        mask = getattr(site.module, "violin", None)
-        if isinstance(mask, ViolinMask):
-            found.append((site.block, (site.name, mask)))
-    return found
-
-
-def _preprocessing(
-    model: nn.Module, given: Mapping[str, Any] | None, config: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    if given is not None and not isinstance(given, Mapping):
-        raise Error(f"preprocessing is {given!r}; expected a dict, for example {{'crop_pct': 0.9}}")
-    given = {key: value for key, value in (given or {}).items() if value is not None}
-    published = dict(getattr(find(model).vit, "pretrained_cfg", None) or {})
-    if not given and not published:
-        return None
-    known = ("size", "crop_pct", "crop", "interpolation", "mean", "std", "input_size", "crop_mode")
-    for key in given:
-        if key not in known:
-            raise Error(f"preprocessing has a field {key!r}; there are {', '.join(known)}")
-    if published.get("interpolation") not in _INTERPOLATIONS:
-        published["interpolation"] = "bicubic"
-    published["crop"] = "squash" if published.get("crop_mode") == "squash" else "centre"
-    # Unless given, what this model was built for: its weights once may have been for another size.
-    published["size"] = config["img_size"]
-    if "input_size" in given:
-        whole = given["input_size"]  # (channels, height, width)
-        given.setdefault("size", whole[-2:] if isinstance(whole, Sequence) else whole)
-    if "crop_mode" in given:
-        given.setdefault("crop", given["crop_mode"])
-
-    def value(field: str, default: Any) -> Any:
-        found = given.get(field, published.get(field))
-        return default if found is None else found
-
-    def bad(field: str, found: Any, expected: str) -> Error:
-        return Error(f"preprocessing: {field} is {found!r}; expected {expected}")
-
-    def number(found: Any) -> float:
-        try:
-            return math.nan if isinstance(found, (bool, str)) else float(found)
-        except (TypeError, ValueError):
-            return math.nan
-
-    def channels(field: str, default: Sequence[float], least: float, expected: str) -> list[float]:
-        found = value(field, default)
-        numbers = [number(one) for one in found] if isinstance(found, Iterable) else []
-        if len(numbers) != 3 or not all(math.isfinite(one) and one > least for one in numbers):
-            raise bad(field, found, expected)
-        return numbers
-
-    size = pixels("preprocessing: size", value("size", None))
-    if max(size) > _LARGEST_SIZE:
-        raise bad("size", value("size", None), f"at most {_LARGEST_SIZE}")
-    crop_pct = number(value("crop_pct", 0.875))
-    if not 0.05 <= crop_pct <= 1:
-        raise bad("crop_pct", value("crop_pct", 0.875), "a share from 0.05 to 1")
-    crop = value("crop", "centre")
-    if crop not in ("centre", "center", "squash"):
-        raise bad("crop", crop, "centre or squash")
-    interpolation = value("interpolation", "bicubic")
-    if interpolation not in _INTERPOLATIONS:
-        raise bad("interpolation", interpolation, "one of " + ", ".join(_INTERPOLATIONS))
-    return {
-        "size": _side(size),
-        "crop_pct": crop_pct,
-        "crop": "squash" if crop == "squash" else "centre",
-        "interpolation": interpolation,
-        "mean": channels("mean", (0.485, 0.456, 0.406), -math.inf, "three numbers"),
-        "std": channels("std", (0.229, 0.224, 0.225), 0, "three numbers above 0"),
-    }
+def _indexed_masks(model: nn.Module) -> list[tuple[int, ViolinMask]]:
+    found = [(site.block, getattr(site.module, "violin", None)) for site in sites(find(model))]
+    return [(block, mask) for block, mask in found if isinstance(mask, ViolinMask)]
 
 
 # -- reading -------------------------------------------------------------------------------------------------------------
@@ -558,38 +266,38 @@ def load_state(
     """
     raw, metadata = _read(source, branch)
     structure = find(model)
-    weights = {_canonical(structure, name): value for name, value in translate(raw).items()}
+    weights = {canonical(structure, name): value for name, value in translate(raw).items()}
     about = {key: _parsed("violin." + key, metadata["violin." + key]) for key in _ABOUT if "violin." + key in metadata}
     described = about.get("model") or {}
-    own = _mask_config(structure)
+    own = mask_config(structure)
     described_mask = MaskConfig.from_json(described["violin"]) if described.get("violin") else None
     if own is None and any(map(_MASK.match, weights)):
         heads = int(cast(Any, sites(structure)[0].module).num_heads)
         plug_config(model, described_mask or _guessed(weights, heads, curves, strategy))
         try:
-            _put(model, weights, _native(described) if described else None, strict)
+            _put(model, weights, native_grid(described) if described else None, strict)
         except Error:
             unplug(model)
             raise
         return about
     if strict and own is not None and described_mask is not None:
         depth = range(len(structure.blocks))
-        ours, theirs = ({**_description(c), "blocks": [b for b in depth if c.covers(b)]} for c in (own, described_mask))
+        ours, theirs = ({**mask_kind(c), "blocks": [b for b in depth if c.covers(b)]} for c in (own, described_mask))
         for field in ours:
             if ours[field] != theirs.get(field):
                 raise Error(
                     f"the weights' mask has {field} {theirs.get(field)} and the model's {ours[field]}; unplug the model and "
                     "load_state() plugs what the file describes"
                 )
-    _put(model, weights, _native(described) if described else None, strict)
+    _put(model, weights, native_grid(described) if described else None, strict)
     return about
 
 
 def _put(model: nn.Module, weights: dict[str, Tensor], native: tuple[int, int] | None, strict: bool) -> None:
     """Weights under timm's names into a model. native: the grid that the weights were made for, where known."""
     structure = find(model)
-    names = {_canonical(structure, name): name for name in structure.vit.state_dict()}
-    for index, (_, mask) in _indexed_masks(model):
+    names = {canonical(structure, name): name for name in structure.vit.state_dict()}
+    for index, mask in _indexed_masks(model):
         key = f"blocks.{index}.attn.violin.rate"
         if native is not None and native != mask.grid and key in weights:
             other = longest(",".join(mask.curve_names), native).view(mask._units.shape)

@@ -54,3 +54,12 @@ def image_sizes(name):
     if name == "padded":
         return [(32, 32), (45, 20)]
     return [(32, 32)]
+
+
+def images(size, batch=2):
+    return torch.randn(batch, 3, *size)
+
+
+def run(model, x):
+    with torch.no_grad():
+        return model(x)

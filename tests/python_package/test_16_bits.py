@@ -32,7 +32,7 @@ def test_packed_gains_of_all_layers_in_one_call(limit, monkeypatch):
     """In compiled code without gradients, where nothing has to be joined on the way back; memory is limited."""
     monkeypatch.setattr(violin.ViolinMask, "_packable", lambda mask, dtype: dtype == torch.bfloat16)
     if limit is not None:
-        monkeypatch.setattr(violin.layers, "TOGETHER", limit)
+        monkeypatch.setattr("violin.grids.TOGETHER", limit)
     model = violin.plug(build("vit"), init="spread").eval().to("meta").bfloat16()
     for _, mask in violin.masks(model):
         mask.float()

@@ -13,7 +13,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import violin
-from violin import layers
 
 
 @pytest.fixture
@@ -48,7 +47,7 @@ def outcome(function, model, *inputs):
 def alone(function, model, *inputs):
     """The same with tables built layer by layer."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layers, "TOGETHER", 0)
+        patch.setattr("violin.grids.TOGETHER", 0)
         return outcome(function, model, *inputs)
 
 
@@ -112,7 +111,7 @@ def test_layers_that_cannot_go_together(calls, monkeypatch):
         return calls
 
     with monkeypatch.context() as patch:
-        patch.setattr(layers, "TOGETHER", 2 * 3 * 17 * 17 * 4)
+        patch.setattr("violin.grids.TOGETHER", 2 * 3 * 17 * 17 * 4)
         assert groups(lambda x: equal(outcome(model, model, x), expected)) == [6, 6, 3]
     assert groups() == [15]
     masks[2].double()
@@ -243,7 +242,7 @@ def test_halves_of_a_pass_are_one_graph_unless_asked_for(monkeypatch):
 
     with pytest.raises(RuntimeError, match="a second time"):
         halves()
-    monkeypatch.setattr(layers, "TOGETHER", 0)
+    monkeypatch.setattr("violin.grids.TOGETHER", 0)
     halves()
 
 
@@ -325,7 +324,7 @@ def test_compiled_up_to_the_limit(monkeypatch):
     torch._dynamo.reset()
     model, x = plugged(5), images()
     expected = outcome(model, model, x)
-    monkeypatch.setattr(layers, "TOGETHER", 3 * 3 * 17 * 17 * 4)
+    monkeypatch.setattr("violin.grids.TOGETHER", 3 * 3 * 17 * 17 * 4)
     graphs = Graphs()
     close(outcome(torch.compile(model, fullgraph=True, backend=graphs), model, x), expected)
     assert graphs.count("decay_mask") == 3  # one for three layers, and two for themselves

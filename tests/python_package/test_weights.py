@@ -7,16 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import TINY, build, image_sizes
+from models import TINY, build, image_sizes, run
 from standins import DinoTransformer
 
 import violin
 from violin import _safetensors
-
-
-def run(model, x):
-    with torch.no_grad():
-        return model(x)
 
 
 def test_own_safetensors_agree_with_the_package(tmp_path):

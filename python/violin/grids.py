@@ -1,0 +1,288 @@
+"""The patch grid of the current call, and the tables that the layers of a model build together for it.
+
+A layer must know the grid, and only the patch embedding sees it. A :class:`GridRecorder`, shared by the layers of a model, is a
+forward hook on the patch convolution and remembers its output's height and width. For plugged models it also builds the
+tables of all layers together.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from .errors import Error, sides, whole
+from .mask import Tables, ViolinMask
+
+#: Bytes of float32 tables that layers build in one call; 0: each layer its own.
+TOGETHER = 1 << 28
+
+
+def _region() -> tuple[Any, ...]:
+    """Differs between the inside and the outside of activation checkpointing, of either kind."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), hooks
+
+
+def product_type(x: Tensor) -> torch.dtype:
+    """The type that products with x are computed in, on a GPU; elsewhere nobody asks."""
+    return torch.get_autocast_dtype("cuda") if x.is_cuda and torch.is_autocast_enabled("cuda") else x.dtype
+
+
+class _Pass:
+    """A pass through a transformer, with the tables made together last."""
+
+    def __init__(self) -> None:
+        self.region = _region()
+        self.grid: tuple[int, int] | None = None
+        self.tables: dict[ViolinMask, Tables] = {}
+
+
+class _OfThread(threading.local):
+    """The grid that a thread's call has recorded last."""
+
+    grid: tuple[int, int] | None = None
+
+
+class _Call:
+    """A call whose graph is alive."""
+
+    def __init__(self, grid: tuple[int, int]) -> None:
+        self.grid = grid
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    """Those in what a model returns: itself, or in tuples, lists and dictionaries."""
+    if isinstance(output, Tensor):
+        return [output]
+    parts = output.values() if isinstance(output, dict) else output if isinstance(output, (tuple, list)) else ()
+    return [tensor for part in parts for tensor in _tensors(part)]
+
+
+class GridRecorder:
+    """Height and width of the patch grid in the current call; hook it to the convolution that makes the patches.
+
+    hooked: it is, so that a call with another number of patches is an error. Without, layers on their own take a square.
+
+    Activation checkpointing runs layers again in the backward pass, when a later call may have recorded its grid. The
+    transformer's output, and what the norm behind the layers is given, therefore tell which grid their backward pass belongs
+    to. Where layers run without either, the grid is that of the calls whose graphs are alive, and must be the same for all.
+    """
+
+    def __init__(self, native: Sequence[int], prefix: int = 0, hooked: bool = False) -> None:
+        self.native = sides("grid", native)
+        self.prefix = whole("prefix", prefix)
+        self.hooked = hooked
+        self.grid: tuple[int, int] = self.native
+        self._thread = _OfThread()
+        self._calls: weakref.WeakSet[_Call] = weakref.WeakSet()
+        # Of calls whose patches have no gradient: those on their way to the norm, by thread, and those that never came.
+        self._pending: dict[int, tuple[int, int]] = {}
+        self._untracked: set[tuple[int, int]] = set()
+        self._replayed: dict[int, tuple[int, int]] = {}  # grids by the backward pass that is going on
+        self.masks: list[ViolinMask] = []  # whose tables are made together, in the order of the layers
+        self._passes: dict[int, _Pass] = {}  # that are going on, by thread
+        self._tracing = False  # within a pass that is being compiled
+
+    def __call__(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        self.record(output.shape[-2], output.shape[-1])
+        if not torch.compiler.is_compiling():
+            self._track(output)
+            current = self._passes.get(threading.get_ident())
+            if current is not None:
+                current.grid = None  # an interrupted pass ends nowhere
+        elif self._tracing:
+            self._give(product_type(output))
+
+    def __getstate__(self) -> dict[str, Any]:
+        forgotten = {"_passes": {}, "_tracing": False, "_replayed": {}, "_pending": {}, "_thread": None, "_calls": None}
+        return {**self.__dict__, **forgotten}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._thread, self._calls = _OfThread(), weakref.WeakSet()
+
+    # -- tables made together ------------------------------------------------------------------------------------------
+
+    def begin(self, module: nn.Module, args: Any) -> None:
+        """A forward pre-hook of the transformer: tables are shared by the layers within one pass, never beyond."""
+        if torch.compiler.is_compiling():
+            self._tracing = True
+        else:
+            self._passes[threading.get_ident()] = _Pass()
+
+    def end(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Its forward hook."""
+        if not torch.compiler.is_compiling():
+            self._passes.pop(threading.get_ident(), None)
+            self._mark(output)
+        self._release()
+
+    def leave(self, module: nn.Module, args: Any) -> None:
+        """A forward pre-hook of the norm behind the layers. The hooks of a compiled model itself are not in its graph, which
+        would have to return tables that stay until :meth:`end`."""
+        if not torch.compiler.is_compiling():
+            self._mark(args)
+        self._release()
+
+    def _release(self) -> None:
+        if self._tracing:
+            self._tracing = False
+            for mask in self.masks:
+                mask._given = mask._given_packed = None
+
+    def tables(self, mask: ViolinMask, grid: tuple[int, int]) -> Tables:
+        """mask.tables(), made together with those of other layers where possible."""
+        if torch.compiler.is_compiling():
+            given = mask._given
+            return mask.tables(grid, self.prefix) if given is None or grid != self.grid else given
+        current = self._passes.get(threading.get_ident())
+        # What runs again in the backward pass must find the same there, and so builds its own both times.
+        if current is None or current.region != _region():
+            return mask.tables(grid, self.prefix)
+        if current.grid != grid or mask not in current.tables:
+            group = self._group(self.masks.index(mask), grid, TOGETHER) if mask in self.masks else []
+            if len(group) < 2:
+                return mask.tables(grid, self.prefix)
+            current.grid, current.tables = grid, {}  # frees those before
+            current.tables = dict(zip(group, mask.build_together(group[1:], grid, self.prefix)))
+        return current.tables[mask]
+
+    def packed(self, mask: ViolinMask, grid: tuple[int, int], dtype: torch.dtype) -> Tables:
+        """mask.build_packed(), made together with those of other layers in compiled code without gradients."""
+        given = mask._given_packed if torch.compiler.is_compiling() else None
+        if given is not None and given[0] == dtype and grid == self.grid:
+            return given[1]
+        return mask.build_packed(grid, self.prefix, dtype)
+
+    def _give(self, dtype: torch.dtype) -> None:
+        """For compiled code. Checkpointed layers may read there, and may not change anything, so tables are made before the
+        first layer runs; all are alive from here on, and the limit is one for all. With gradients, layers whose gains can be
+        packed make them when they need them."""
+        start, left = 0, TOGETHER if torch.is_grad_enabled() else TOGETHER // 8  # nobody else would keep them
+        while start < len(self.masks):
+            first = self.masks[start]
+            packs = first.packs(dtype, self.grid, self.prefix)
+            group = [] if packs and torch.is_grad_enabled() else self._group(start, self.grid, left)
+            if len(group) > 1:
+                if packs:
+                    made = first.build_packed_together(group[1:], self.grid, self.prefix, dtype)
+                else:
+                    made = first.build_together(group[1:], self.grid, self.prefix)
+                for mask, tables in zip(group, made):
+                    if packs:
+                        mask._given_packed = (dtype, tables)
+                    else:
+                        mask._given = tables
+                left -= len(group) * self._bytes(first, self.grid)
+            start += max(len(group), 1)
+
+    def _group(self, start: int, grid: tuple[int, int], limit: int) -> list[ViolinMask]:
+        """The mask at ``start`` and those behind it that are like it and build tables in this call, as many as fit."""
+        first = self.masks[start]
+        most = limit // self._bytes(first, grid)
+        group: list[ViolinMask] = []
+        for mask in self.masks[start : start + most]:
+            if any(hasattr(value, "__tensor_flatten__") for value in mask._values()):
+                self.masks = []  # sharded: gradients must be there when a block's backward pass is done
+                return []
+            if not mask.builds(grid, self.prefix) or not mask.alike(first):
+                break
+            group.append(mask)
+        return group
+
+    def _bytes(self, mask: ViolinMask, grid: tuple[int, int]) -> int:
+        return 4 * len(mask.masked_heads) * (self.prefix + grid[0] * grid[1]) ** 2
+
+    # -- grids ---------------------------------------------------------------------------------------------------------
+
+    def record(self, height: int, width: int) -> None:
+        if isinstance(height, torch.SymInt) or isinstance(width, torch.SymInt):
+            raise Error("a mask needs a known grid of patches; export once per image size, with no dynamic height or width")
+        self.grid = grid = (height, width)  # from here on another thread may set self.grid
+        if torch.compiler.is_compiling():
+            return
+        self._thread.grid = grid
+        if torch._C._current_graph_task_id() != -1:  # the patches too are run again
+            self._replay(grid, None)
+
+    def _track(self, patches: Tensor) -> None:
+        thread = threading.get_ident()
+        if thread in self._pending:
+            self._untracked.add(self._pending.pop(thread))
+        self._mark(patches)
+        if patches.grad_fn is None and torch.is_grad_enabled():
+            self._pending[thread] = self._thread.grid or self.grid
+
+    def _mark(self, tensors: Any) -> None:
+        """The backward pass of these belongs to the grid of this thread's call, or of the call that is run again."""
+        self._pending.pop(threading.get_ident(), None)
+        task = torch._C._current_graph_task_id()
+        grid = self._thread.grid if task == -1 else self._replayed.get(task)
+        if grid is None:
+            return
+        call = _Call(grid)
+        self._calls.add(call)
+        for tensor in _tensors(tensors):
+            if tensor.grad_fn is not None:
+                cast("dict[str, Any]", tensor.grad_fn.metadata)["violin"] = call  # goes with the graph
+                tensor.grad_fn.register_prehook(functools.partial(self._replay, grid))
+
+    def _replay(self, grid: tuple[int, int], gradients: Any) -> None:
+        """From here on the backward pass that is going on is that of a call with this grid."""
+        task = torch._C._current_graph_task_id()
+        if task not in self._replayed:
+            forget: Any = functools.partial(self._replayed.pop, task, None)
+            torch.autograd.Variable._execution_engine.queue_callback(forget)  # type: ignore[attr-defined]
+        self._replayed[task] = grid
+
+    def lookup(self, tokens: int, name: str) -> tuple[int, int]:
+        """The grid of a call with so many tokens, prefix tokens included."""
+        height, width = self.grid
+        patches = tokens - self.prefix
+        if torch.compiler.is_compiling():
+            return (height, width) if height * width == patches else self._guess(tokens, name)
+        if torch._C._current_graph_task_id() != -1:
+            return self._lookup_again(patches, name)
+        recorded = self._thread.grid
+        if recorded is not None and recorded[0] * recorded[1] == patches:
+            return recorded
+        if recorded is None and height * width == patches:  # by another thread
+            return height, width
+        return self._guess(tokens, name)
+
+    def _lookup_again(self, patches: int, name: str) -> tuple[int, int]:
+        """Within a backward pass."""
+        replayed = self._replayed.get(torch._C._current_graph_task_id())
+        if replayed is not None and replayed[0] * replayed[1] == patches:
+            return replayed
+        alive = {call.grid for call in self._calls} | self._untracked | set(self._pending.values())
+        fitting = [grid for grid in alive if grid[0] * grid[1] == patches]
+        if len(fitting) > 1:
+            raise Error(
+                f"{name}: activation checkpointing cannot tell which of several grids of {patches} patches a layer is run "
+                "again for; call the model with its norm, or run backward and drop the outputs before a forward of "
+                "another shape"
+            )
+        if fitting or self.grid[0] * self.grid[1] == patches:
+            return fitting[0] if fitting else self.grid
+        return self._guess(patches + self.prefix, name)
+
+    def _guess(self, tokens: int, name: str) -> tuple[int, int]:
+        patches = tokens - self.prefix
+        if not self.hooked:
+            side = math.isqrt(max(patches, 0))
+            if patches == self.native[0] * self.native[1]:
+                return self.native
+            if side >= 1 and side * side == patches:
+                return side, side
+        raise Error(
+            f"{name}: {tokens} tokens are not {self.prefix} prefix tokens and a known grid of patches (recorded "
+            f"{self.grid[0]}x{self.grid[1]}); give set_grid(height, width), or drop no patches"
+        )
