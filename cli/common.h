@@ -51,7 +51,7 @@ std::vector<std::int64_t> parse_integers(std::string_view option, std::string_vi
 // Before the work, for a file that will be written (no path: nothing to check): it is none of those that are read, nor
 // one of a run's own. Throws Usage.
 void check_replaces(std::string_view option, const std::string& path, const std::vector<std::string>& read);
-// The same, and that it can be written. Throws violin::Error or Usage.
+// The same for what is no picture itself: it replaces none, and can be written. Throws violin::Error or Usage.
 void check_output(std::string_view option, const std::string& path, const std::vector<std::string>& read);
 
 // Names of files and classes may hold anything: control characters and broken UTF-8 as \xNN, so that text stays one

@@ -454,7 +454,7 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
     // The folder is checked before anything takes time, and nothing is written before everything fits.
     if (first) train::check_run_folder(folder, mode);
     prepared = train::prepare(request);
-    if (search_lr) train::search_data(prepared.task, prepared.dataset);
+    if (search_lr) train::search_data(prepared.task, prepared.dataset);  // throws where there are too few images
     ordered_json config = train::to_json(prepared.task);
     config["lr_search"] = search_lr;
     train::expect_same(*processes, nn::json_text(config), "data, model or options are others");
