@@ -56,12 +56,12 @@ class OwnRunner : public Runner {
     optimizer_ = std::make_unique<train::AdamW>(train::parameter_groups(*model_, train::Options{}), train::Options{});
   }
   double infer() override {
-    model_->eval();
+    if (model_->is_training()) model_->eval();  // tables are kept until the next eval()
     const torch::NoGradGuard no_grad;
     return timed([&] { model_->forward(images_); });
   }
   double train() override {
-    model_->train();
+    if (!model_->is_training()) model_->train();
     return timed([&] {
       optimizer_->clear_gradients();
       at::Tensor loss;

@@ -54,7 +54,8 @@ class GainForward(ctypes.Structure):
 
 
 class GainBackward(ctypes.Structure):
-    _fields_ = [("gain", Gain)] + [(n, PTR) for n in ("dgain", "dlog_decay", "dweight", "dprefix_decay", "dalpha")]
+    _fields_ = ([("gain", Gain), ("dgain", PTR * 64), ("layers", I32)]
+                + [(n, PTR) for n in ("dlog_decay", "dweight", "dprefix_decay", "dalpha")])
 
 
 TILE, RECORD = 64, 64 * 128 + 128
@@ -156,6 +157,13 @@ class Kernels:
         """Bytes beside a packed gain, all gradients wanted. Nothing is read: any address will do."""
         return self.lib.attention_backward_scratch(ctypes.byref(self._backward_of(B, h, N, d)), path)
 
+    def forward_scratch(self, B, h, N, d=64, path=90):
+        """Bytes beside a float gain. Nothing is read here either."""
+        own = Heads(1 << 20, 3 * N * h * d, d, 3 * h * d)
+        p = Forward(Shape(B, h, N, N, d, 1), DTYPES[torch.bfloat16], 1 / math.sqrt(d), own, own, own,
+                    Table(1 << 20, 0, N * N, N), Table(), Table(), own, 1 << 20)
+        return self.lib.attention_forward_scratch(ctypes.byref(p), path)
+
     def takes_sm90(self, d, address=1 << 20):
         """Whether the Hopper kernels would take both passes over packed q, k, v with heads of d numbers at this address."""
         b = self._backward_of(2, 3, 100, d, address)
@@ -191,7 +199,10 @@ class Kernels:
         return out
 
     def gain_backward(self, dgain, ranks, log_decay, weight=None, prefix=0, prefix_decay=None, alpha=None, offset=0.0):
+        """dgain: a tensor, or one per layer, of consecutive heads."""
+        layers = dgain if isinstance(dgain, list) else [dgain]
         gain = Gain(self._mask(ranks, log_decay, weight, prefix, prefix_decay, False), pointer(alpha), offset)
         grads = [None if x is None else torch.full_like(x, float("nan")) for x in (log_decay, weight, prefix_decay, alpha)]
-        self._run("decay_gain_backward", GainBackward(gain, dgain.data_ptr(), *(pointer(g) for g in grads)), poison=True)
+        self._run("decay_gain_backward", GainBackward(gain, (PTR * 64)(*map(pointer, layers)), len(layers),
+                                                      *(pointer(g) for g in grads)), poison=True)
         return grads

@@ -11,6 +11,7 @@ from kernels import Kernels
 SHAPES = [  # B, h, N, d
     (2, 1, 128, 64),
     (5, 2, 197, 64),  # a narrow last tile
+    (5, 2, 196, 64),  # a table that is read as it is
     (6, 1, 130, 40),  # a tail of two queries
     (70, 2, 65, 64),  # several rounds of a persistent grid
     (5, 2, 197, 80),  # heads of two parts

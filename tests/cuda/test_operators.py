@@ -205,6 +205,25 @@ def packed_gains():
         torch.library.opcheck(torch.ops.violin._pack_gain.default, (torch.rand(3, 150, 150, device="cuda"), q))
 
 
+def without_gradients():
+    """Where nobody wants a gradient nothing is packed for the backward pass; few images read the table as it is."""
+    for dtype, batch in itertools.product((torch.bfloat16, torch.float16), (2, 3, 16, 40)):
+        q, k, v = torch.randn(batch, 260, 3, 2, 64, device="cuda").to(dtype).permute(2, 0, 3, 1, 4)
+        gain = torch.rand(2, 260, 260, device="cuda").requires_grad_()
+        kept = torch.ops.violin.attention(q, k, v, gain)
+        with torch.no_grad():
+            out, lse = torch.ops.violin.attention_with_lse(q, k, v, gain)
+            same = torch.equal(out, torch.ops.violin.attention(q, k, v, gain))
+            qkv = torch.stack((q, k, v), 2).permute(0, 3, 2, 1, 4)
+            same = same and torch.equal(out, torch.ops.violin.attention_qkv(qkv, gain).transpose(1, 2))
+            z = q.double() @ k.double().transpose(-2, -1) / 8 * gain.double()
+            ref = z.softmax(-1) @ v.double()
+        check(same, f"{dtype}, {batch} images: the operators agree without gradients")
+        check(kept.requires_grad and not out.requires_grad, f"{dtype}, {batch} images: what is recorded")
+        check(error(out, ref) <= 1.2 * error(kept, ref) and largest(lse - z.logsumexp(-1)) < 1e-3,
+              f"{dtype}, {batch} images: {error(out, ref):.1e} without gradients, {error(kept, ref):.1e} with")
+
+
 def gains_of_masks():
     """A gain packed as it is made of a mask's parameters gives what the table gives, forward and backward."""
     if os.environ.get("VIOLIN_PATH") == "reference":
@@ -245,6 +264,18 @@ def gains_of_masks():
                     check(x.shape == y.shape and e < 2e-3, f"{dtype} {name} gain of a mask, {n}: {e:.1e}")
             with torch.no_grad():
                 check(torch.equal(by_handle(inputs, packed_projection), out), f"{dtype} gain of a mask without gradients")
+        # Layers of a head each, of which the second has no part in the result: the same gain, and gradients of its own.
+        gains, handles = ops._decay_gains(ranks, decay, weight, prefix, edge, alpha, plus_one, dtype, heads)
+        gain, handle = ops._decay_gain(ranks, decay, weight, prefix, edge, alpha, plus_one, dtype)
+        check(torch.equal(gains, gain) and len(handles) == heads, f"{dtype} gains of layers are one gain")
+        some = [0, 2]
+        parts = [ops.attention(q[:, i:i + 1], k[:, i:i + 1], v[:, i:i + 1], gains[:, i:i + 1], handle=handles[i]) for i in some]
+        got = torch.autograd.grad(torch.cat(parts, 1), leaves, dout[:, some])
+        only = torch.zeros_like(dout)
+        only[:, some] = dout[:, some]
+        wanted = torch.autograd.grad(ops.attention(q, k, v, gain, handle=handle), leaves, only)
+        for n, x, y in zip(("decay", "weight", "edge", "alpha"), got, wanted):
+            check(error(x, y.double()) < 1e-5, f"{dtype} gains of layers, {n}: {error(x, y.double()):.1e}")
         # Only some of the parameters want a gradient; other tables beside, whose gradients come in between.
         weight.requires_grad_(False)
         bias, gate = (torch.rand(2, heads, tokens, tokens, device="cuda").requires_grad_() for _ in range(2))
@@ -261,7 +292,9 @@ def gains_of_masks():
         torch.library.opcheck(ops._decay_gain.default, (*args, plus_one, dtype),
                               test_utils=("test_schema", "test_faketensor"))  # a handle has no numbers to compare
         torch.library.opcheck(ops._decay_gain_backward.default,
-                              (torch.randn(heads, tokens, tokens, device="cuda"), *args, [True] * 4))
+                              ([torch.randn(1, tokens, tokens, device="cuda") for _ in range(heads)], *args, [True] * 4))
+        torch.library.opcheck(ops._decay_gains.default, (*args, plus_one, dtype, heads),
+                              test_utils=("test_schema", "test_faketensor"))
 
 
 def other_threads():
@@ -291,12 +324,14 @@ def same_bits(repeat):
     q, k, v = (torch.randn(12, 3, 197, 64, device="cuda").bfloat16().requires_grad_() for _ in range(3))
     gain = torch.rand(3, 197, 197, device="cuda").requires_grad_()
     dout = torch.randn(12, 3, 197, 64, device="cuda").bfloat16()
+    few = torch.randn(3, 4, 2, 512, 64, device="cuda").bfloat16()  # of few images the table is read as it is
+    table = torch.rand(2, 512, 512, device="cuda")
     noise = torch.randn(2048, 2048, device="cuda")
     side = torch.cuda.Stream()
 
     def once():
         out = torch.ops.violin.attention(q, k, v, gain)
-        return [out, *torch.autograd.grad(out, (q, k, v, gain), dout)]
+        return [out, *torch.autograd.grad(out, (q, k, v, gain), dout), *torch.ops.violin.attention_with_lse(*few, table)]
 
     first, bad = once(), 0
     for i in range(repeat):
@@ -389,8 +424,8 @@ def main():
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    for test in (cases_against_float64, packed_equals_views, packed_gains, gains_of_masks, other_threads, lambda: same_bits(args.repeat), streams_and_graphs,
-                 mask_against_float64, gradients_by_differences):
+    for test in (cases_against_float64, packed_equals_views, packed_gains, without_gradients, gains_of_masks, other_threads,
+                 lambda: same_bits(args.repeat), streams_and_graphs, mask_against_float64, gradients_by_differences):
         try:
             test()
         except Exception as problem:  # the other tests still say what they find

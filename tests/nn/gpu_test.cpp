@@ -109,8 +109,35 @@ TEST(Gpu, PackedTablesAreTheTables) {
     const auto expected = run(mask.tables(grid, 1)), got = run(*packed);
     for (std::size_t i = 0; i < expected.size(); ++i)
       EXPECT_LE(relative_error(got[i].cpu(), expected[i].cpu()), 5e-3) << strategy << ' ' << i;
+    // In evaluation without gradients they are kept as tables are.
+    const torch::NoGradGuard no_grad;
+    model.eval();
+    const auto attend = [&] { return ops::masked_attention(x, y, z, *mask.packed_tables(grid, 1, at::kBFloat16)); };
+    const auto memory = [&] { return mask.packed_tables(grid, 1, at::kBFloat16)->gain->const_data_ptr(); };
+    EXPECT_LE(relative_error(attend().cpu(), expected[0].cpu()), 5e-3);
+    EXPECT_EQ(mask.kept_tables(), 1);
+    const at::Tensor kept = *mask.packed_tables(grid, 1, at::kBFloat16)->gain;
+    EXPECT_EQ(memory(), kept.const_data_ptr());
+    mask.packed_tables(grid, 1, at::kHalf);
+    mask.tables(grid, 1);
+    EXPECT_EQ(mask.kept_tables(), 3);
+    mask.alpha.mul_(2);
+    EXPECT_NE(memory(), kept.const_data_ptr());
+    EXPECT_EQ(mask.kept_tables(), 1);
+    mask.alpha.div_(2);
+    // Frozen ones stay what they are.
     mask.freeze(grid, 1);
-    EXPECT_FALSE(mask.packed_tables(grid, 1, at::kBFloat16)) << "frozen tables are what counts";
+    EXPECT_LE(relative_error(attend().cpu(), expected[0].cpu()), 5e-3);
+    EXPECT_EQ(mask.kept_tables(), 2);
+    mask.alpha.mul_(2);
+    model.train();
+    EXPECT_LE(relative_error(attend().cpu(), expected[0].cpu()), 5e-3);
+    EXPECT_EQ(memory(), memory());
+    model.to(at::kCUDA);  // anew
+    EXPECT_EQ(mask.kept_tables(), 1);
+    EXPECT_GT(relative_error(attend().cpu(), expected[0].cpu()), 1e-2);
+    mask.thaw();
+    EXPECT_EQ(mask.kept_tables(), 0);
   }
 }
 

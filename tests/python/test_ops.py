@@ -46,6 +46,25 @@ def test_case_agrees_with_the_formula(case):
             assert error <= tolerance * max(wanted.abs().max().item(), 1.0)
 
 
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: case["name"])
+def test_calls_that_nobody_differentiates_give_the_same(case):
+    inputs = make_inputs(case)
+    recorded = violin.attention(*leaves(inputs), case["scale"])
+    constant = violin.attention(*inputs, case["scale"])
+    with torch.no_grad():
+        silent, _ = violin.attention_with_lse(*leaves(inputs), case["scale"])
+    assert recorded.requires_grad and not constant.requires_grad and not silent.requires_grad
+    assert torch.equal(recorded, constant) and torch.equal(recorded, silent)
+
+
+def test_forward_mode_is_refused_and_not_ignored():
+    q, k, v = (torch.randn(2, 2, 5, 4) for _ in range(3))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(q, torch.ones_like(q))
+        with pytest.raises(RuntimeError, match="jvp is not implemented"):
+            violin.attention(dual, k, v)
+
+
 def shrunk(case):
     """A case with few numbers, for differences one by one."""
     prefix = min(case["prefix"], 2)

@@ -62,7 +62,10 @@ struct DecayGainForward {
 
 struct DecayGainBackward {
   DecayGain gain;
-  const float* dgain = nullptr;  // [G,h,P+N,P+N] contiguous
+  // Of the heads of each of `layers`, one layer's after the other's: [G,h/layers,P+N,P+N] contiguous.
+  static constexpr int kMostLayers = 64;
+  const float* dgain[kMostLayers] = {};
+  int layers = 1;
   // Null where not wanted; like their inputs.
   float* dlog_decay = nullptr;
   float* dweight = nullptr;

@@ -1,5 +1,6 @@
 #include "violin/nn/mask.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -12,12 +13,15 @@
 #include "violin/error.h"
 #include "violin/nn/layers.h"
 #include "violin/ops/decay_gain.h"
+#include "violin/ops/path.h"
 
 namespace violin::nn {
 namespace {
 
 constexpr std::size_t kMaxGrids = 16;                        // kept per layer
 constexpr std::int64_t kTogether = std::int64_t{256} << 20;  // bytes of tables that layers build in one call
+// The same where gains are packed: what is there at the same time is their gradients.
+constexpr std::int64_t kPackedTogether = std::int64_t{512} << 20;
 
 constexpr std::array kMaskParameters = {
     &MaskParameters::beta,         &MaskParameters::rate,        &MaskParameters::gamma,      &MaskParameters::alpha,
@@ -36,9 +40,28 @@ at::ScalarType wide_enough(at::ScalarType dtype) {
   return at::isReducedFloatingType(dtype) ? at::kFloat : dtype;
 }
 
+template <class Tables>
+auto each(Tables& tables) {
+  return std::array{&tables.gain, &tables.bias, &tables.gate, &tables.after};
+}
+
 ops::MaybeTensor optional(const at::Tensor& tensor) {
   return tensor.defined() ? ops::MaybeTensor(in_full(tensor)) : std::nullopt;
 }
+
+// Parameters of layers side by side along the heads. Of their gradient every layer gets a part that is contiguous, so
+// that nobody copies it once more.
+struct HeadsJoined : torch::autograd::Function<HeadsJoined> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, at::TensorList parts) {
+    context->saved_data["layers"] = static_cast<std::int64_t>(parts.size());
+    return at::cat(parts, -1);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const std::int64_t layers = context->saved_data["layers"].toInt();
+    return gradients[0].unflatten(-1, {layers, -1}).movedim(-2, 0).contiguous().unbind(0);
+  }
+};
 
 at::Tensor log_prefix_decay(const MaskParameters& parameters) {
   if (parameters.prefix_beta.defined()) return at::log_sigmoid(in_full(parameters.prefix_beta));
@@ -243,8 +266,8 @@ std::vector<ops::Tables> Mask::build(const MaskParameters& parameters, std::size
   return result;
 }
 
-std::vector<std::pair<const void*, std::int64_t>> Mask::state() const {
-  std::vector<std::pair<const void*, std::int64_t>> result;
+Mask::State Mask::state() const {
+  State result;
   for (const auto parameter : kMaskParameters) {
     const at::Tensor& tensor = this->*parameter;
     if (tensor.defined()) result.emplace_back(tensor.const_data_ptr(), static_cast<std::int64_t>(tensor._version()));
@@ -266,9 +289,9 @@ bool Mask::needs_gradient() const {
   });
 }
 
-const Mask::Kept* Mask::frozen(const Size& grid, std::int64_t prefix) const {
+const Mask::Kept* Mask::frozen(const Size& grid, std::int64_t prefix, at::ScalarType packed) const {
   for (const Kept& entry : frozen_)
-    if (entry.grid == grid && entry.prefix == prefix) return &entry;
+    if (entry.grid == grid && entry.prefix == prefix && entry.packed == packed) return &entry;
   return nullptr;
 }
 
@@ -280,62 +303,136 @@ bool Mask::builds_per_call(const Size& grid, std::int64_t prefix) const {
   return is_training() || needs_gradient() || versionless;
 }
 
-Mask::Kept Mask::made(const Size& grid, std::int64_t prefix) {
+bool Mask::builds_per_call_now(const Size& grid, std::int64_t prefix) const {
+  const std::lock_guard lock(mutex_);
+  return builds_per_call(grid, prefix);
+}
+
+template <class Make>
+Mask::Kept Mask::made(const Size& grid, std::int64_t prefix, at::ScalarType packed, const Make& make) {
   // Ordinary tensors even inside an inference-mode block, so that later calls may use them anywhere.
   const c10::InferenceMode ordinary(false);
   const torch::NoGradGuard no_grad;
-  Kept entry{grid, prefix, {}, build(*this, 1, grid, prefix).front(), 0};
-  for (const ops::MaybeTensor* table :
-       {&entry.tables.gain, &entry.tables.bias, &entry.tables.gate, &entry.tables.after})
+  Kept entry{grid, prefix, packed, {}, make(), 0};
+  for (const ops::MaybeTensor* table : each(entry.tables))
     if (*table) entry.bytes += static_cast<std::int64_t>((*table)->nbytes());
   return entry;
 }
 
-ops::Tables Mask::tables(const Size& grid, std::int64_t prefix) {
-  const std::lock_guard lock(mutex_);
-  if (const Kept* entry = frozen(grid, prefix)) return entry->tables;
-  if (builds_per_call(grid, prefix)) return build(*this, 1, grid, prefix).front();
-  const auto now = state();
+void Mask::complete(Kept& entry) {
+  for (const ops::MaybeTensor* table : each(entry.tables)) {
+    if (!*table || !(*table)->is_cuda()) continue;
+    entry.stream = c10::impl::VirtualGuardImpl(c10::kCUDA).getStream((*table)->device());
+    entry.stream->synchronize();
+    return;  // all were made there
+  }
+}
+
+const ops::Tables& Mask::shared(const Kept& entry) {
+  if (!entry.stream) return entry.tables;
+  const c10::Stream reader = c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(entry.stream->device());
+  if (reader == *entry.stream) return entry.tables;
+  for (const ops::MaybeTensor* table : each(entry.tables))
+    if (*table) (*table)->record_stream(reader);
+  return entry.tables;
+}
+
+Mask::Kept Mask::made_whole(const Size& grid, std::int64_t prefix) {
+  return made(grid, prefix, kWhole, [&] { return build(*this, 1, grid, prefix).front(); });
+}
+
+const Mask::Kept* Mask::kept(const Size& grid, std::int64_t prefix, at::ScalarType packed) {
   for (auto entry = kept_.begin(); entry != kept_.end(); ++entry) {
-    if (entry->grid != grid || entry->prefix != prefix) continue;
-    if (entry->state == now) {
+    if (entry->grid != grid || entry->prefix != prefix || entry->packed != packed) continue;
+    if (entry->state == state()) {
       kept_.splice(kept_.begin(), kept_, entry);
-      return kept_.front().tables;
+      return &kept_.front();
     }
     forget(kept_);  // parameters changed: every table is stale
     break;
   }
-  Kept entry = made(grid, prefix);
-  entry.state = now;
+  return nullptr;
+}
+
+ops::Tables Mask::keep(Kept entry, State now) {
+  entry.state = std::move(now);
   ops::Tables result = entry.tables;
   while (kept_.size() >= kMaxGrids) {
     budget_->used -= kept_.back().bytes;
     kept_.pop_back();
   }
   if (budget_->used + entry.bytes <= budget_->limit) {
+    complete(entry);
     budget_->used += entry.bytes;
     kept_.push_front(std::move(entry));
   }
   return result;
 }
 
-std::optional<ops::Tables> Mask::packed_tables(const Size& grid, std::int64_t prefix, at::ScalarType dtype) {
-  const bool multiplies = strategy_ == ops::Strategy::kMulV1 || strategy_ == ops::Strategy::kMulV2;
-  if (!multiplies || names_.empty() || static_cast<std::int64_t>(heads_.size()) != layer_heads_) return std::nullopt;
-  if (!at::isReducedFloatingType(dtype) || !parameters_on_gpu()) return std::nullopt;
+ops::Tables Mask::tables(const Size& grid, std::int64_t prefix) {
   const std::lock_guard lock(mutex_);
-  if (frozen(grid, prefix) != nullptr) return std::nullopt;
-  const at::Tensor decay = log_decay();
+  if (const Kept* entry = frozen(grid, prefix)) return shared(*entry);
+  if (builds_per_call(grid, prefix)) return build(*this, 1, grid, prefix).front();
+  if (const Kept* entry = kept(grid, prefix, kWhole)) return shared(*entry);
+  State now = state();
+  return keep(made_whole(grid, prefix), std::move(now));
+}
+
+bool Mask::packs(at::ScalarType dtype) const {
+  const bool multiplies = strategy_ == ops::Strategy::kMulV1 || strategy_ == ops::Strategy::kMulV2;
+  return multiplies && !names_.empty() && static_cast<std::int64_t>(heads_.size()) == layer_heads_ &&
+         at::isReducedFloatingType(dtype) && parameters_on_gpu() && ops::packs_gains();
+}
+
+std::vector<ops::Tables> Mask::build_packed(const MaskParameters& parameters, std::size_t layers, const Size& grid,
+                                            std::int64_t prefix, at::ScalarType dtype) {
+  const at::Tensor decay = log_decay(parameters);
   const at::Tensor order = ranks(grid, decay.device());
-  if (!ops::packs_decay_gains(decay, order.size(1), dtype)) return std::nullopt;
-  auto [gain, handle] = ops::decay_gain(order, decay, optional(curve_weight), prefix, optional(log_prefix_decay(*this)),
-                                        optional(alpha), strategy_ == ops::Strategy::kMulV2, dtype);
-  return ops::Tables{.gain = gain, .bias = {}, .gate = {}, .after = {}, .handle = handle};
+  if (!ops::packs_decay_gains(decay, order.size(1), dtype)) return {};
+  const auto [gains, handles] = ops::decay_gains(
+      order, decay, optional(parameters.curve_weight), prefix, optional(log_prefix_decay(parameters)),
+      optional(parameters.alpha), strategy_ == ops::Strategy::kMulV2, dtype, static_cast<std::int64_t>(layers));
+  std::vector<ops::Tables> result(layers);
+  for (std::size_t i = 0; i < layers; ++i) {
+    result[i].gain = gains.narrow(1, static_cast<std::int64_t>(i) * layer_heads_, layer_heads_);
+    result[i].handle = handles[i];
+  }
+  return result;
+}
+
+std::optional<ops::Tables> Mask::packed_tables(const Size& grid, std::int64_t prefix, at::ScalarType dtype) {
+  if (!packs(dtype)) return std::nullopt;
+  const std::lock_guard lock(mutex_);
+  if (const Kept* whole = frozen(grid, prefix)) {
+    if (const Kept* entry = frozen(grid, prefix, dtype)) return shared(*entry);
+    Kept packed = made(grid, prefix, dtype, [&] {
+      const at::Tensor& gain = *shared(*whole).gain;
+      ops::Tables tables;
+      tables.gain = ops::pack_gain(gain, gain.new_empty({0}, dtype));
+      return tables;
+    });
+    complete(packed);
+    frozen_.push_back(std::move(packed));
+    budget_->used += frozen_.back().bytes;
+    return frozen_.back().tables;
+  }
+  const auto build_one = [&]() -> std::optional<ops::Tables> {
+    std::vector<ops::Tables> tables = build_packed(*this, 1, grid, prefix, dtype);
+    return tables.empty() ? std::nullopt : std::optional(std::move(tables.front()));
+  };
+  if (builds_per_call(grid, prefix)) return build_one();
+  if (const Kept* entry = kept(grid, prefix, dtype)) return shared(*entry);
+  State now = state();
+  Kept entry = made(grid, prefix, dtype, [&] { return build_one().value_or(ops::Tables{}); });
+  if (!entry.tables.gain) return std::nullopt;
+  entry.tables.handle.reset();  // nobody differentiates what is kept
+  return keep(std::move(entry), std::move(now));
 }
 
 void Mask::freeze(const Size& grid, std::int64_t prefix) {
   const std::lock_guard lock(mutex_);
-  Kept entry = made(grid, prefix);  // first, so that a failure leaves all as it was
+  Kept entry = made_whole(grid, prefix);  // first, so that a failure leaves all as it was
+  complete(entry);
   forget(kept_);
   if (!frozen())
     for (const at::Tensor& parameter : parameters()) trained_.emplace_back(parameter, parameter.requires_grad());
@@ -380,8 +477,14 @@ void Mask::moved() {
   const std::lock_guard lock(mutex_);
   forget(kept_);
   if (rate.defined()) units_ = units_.to(in_full(rate).options());
+  frozen_.remove_if([&](const Kept& entry) {
+    const bool packed = entry.packed != kWhole;  // made again when it is asked for
+    if (packed) budget_->used -= entry.bytes;
+    return packed;
+  });
   for (Kept& entry : frozen_) {
-    Kept renewed = made(entry.grid, entry.prefix);
+    Kept renewed = made_whole(entry.grid, entry.prefix);
+    complete(renewed);
     budget_->used += renewed.bytes - entry.bytes;
     entry = std::move(renewed);
   }
@@ -409,36 +512,49 @@ bool Mask::like(const Mask& other) const {
 LayerTables::LayerTables(std::vector<Mask*> masks, const Size& grid, std::int64_t prefix, at::ScalarType dtype)
     : masks_(std::move(masks)), grid_(grid), prefix_(prefix), dtype_(dtype) {}
 
-ops::Tables LayerTables::take(std::size_t layer, bool readable) {
-  if (layer >= begin_ && layer - begin_ < made_.size()) return std::exchange(made_[layer - begin_], {});
+std::vector<Mask*> LayerTables::group_from(std::size_t layer, bool packed) const {
   Mask* first = masks_[layer];
-  if (first == nullptr) return {};
-  if (!readable) {
-    if (auto packed = first->packed_tables(grid_, prefix_, dtype_)) return *packed;
-  }
-  // This layer and those behind it that are alike and build tables in this call, as many as go together.
   std::vector<Mask*> group = {first};
+  if (!first->builds_per_call_now(grid_, prefix_)) return group;
   const std::int64_t tokens = prefix_ + grid_.height * grid_.width;
   const std::int64_t bytes = 4 * tokens * tokens * static_cast<std::int64_t>(first->masked_heads().size());
-  if (first->builds_per_call(grid_, prefix_)) {
-    for (std::size_t i = layer + 1; i < masks_.size(); ++i) {
-      const bool fits = static_cast<std::int64_t>(group.size() + 1) * bytes <= kTogether;
-      if (!fits || masks_[i] == nullptr || !masks_[i]->builds_per_call(grid_, prefix_) || !first->like(*masks_[i]))
-        break;
-      group.push_back(masks_[i]);
-    }
+  for (std::size_t i = layer + 1; i < masks_.size(); ++i) {
+    const auto count = static_cast<std::int64_t>(group.size() + 1);
+    if (count * bytes > (packed ? kPackedTogether : kTogether) || count > ops::kMostLayersTogether) break;
+    if (masks_[i] == nullptr || !masks_[i]->builds_per_call_now(grid_, prefix_) || !first->like(*masks_[i])) break;
+    group.push_back(masks_[i]);
   }
-  if (group.size() == 1) return first->tables(grid_, prefix_);
+  return group;
+}
+
+ops::Tables LayerTables::take(std::size_t layer, bool readable) {
+  if (layer >= begin_ && layer - begin_ < made_.size() && !(packed_ && readable))
+    return std::exchange(made_[layer - begin_], {});
+  Mask* first = masks_[layer];
+  if (first == nullptr) return {};
+  const bool packed = !readable && first->packs(dtype_);
+  const std::vector<Mask*> group = group_from(layer, packed);
+  if (group.size() == 1) {
+    if (packed) {
+      if (auto tables = first->packed_tables(grid_, prefix_, dtype_)) return *tables;
+    }
+    return first->tables(grid_, prefix_);
+  }
   MaskParameters joined;
   for (const auto parameter : kMaskParameters) {
     std::vector<at::Tensor> parts;
     for (const Mask* mask : group)
       if ((mask->*parameter).defined()) parts.push_back(mask->*parameter);
-    if (!parts.empty()) joined.*parameter = at::cat(parts, -1);
+    if (!parts.empty()) joined.*parameter = HeadsJoined::apply(at::TensorList(parts));
   }
   const std::lock_guard lock(first->mutex_);
-  made_ = first->build(joined, group.size(), grid_, prefix_);
   begin_ = layer;
+  packed_ = packed;
+  if (packed) made_ = first->build_packed(joined, group.size(), grid_, prefix_, dtype_);
+  if (!packed || made_.empty()) {
+    packed_ = false;
+    made_ = first->build(joined, group.size(), grid_, prefix_);
+  }
   return std::exchange(made_.front(), {});
 }
 

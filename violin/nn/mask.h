@@ -33,7 +33,7 @@ struct MaskParameters {
 // In training tables are built in each call, with gradients. In evaluation without gradients they are built once per
 // grid and kept until train(), eval(), to(), load or an assignment; the layers of a model share a budget of memory,
 // above which tables are built per call. Parameters made in inference mode do not tell of assignments: nothing is kept.
-// For 16 bits on a GPU models take packed_tables() where they can, which keep nothing.
+// For 16 bits on a GPU models take packed_tables() where they can, which are kept, and frozen, in the same way.
 // Calls from several threads are safe in evaluation.
 class Mask : public torch::nn::Module, public MaskParameters {
  public:
@@ -49,8 +49,8 @@ class Mask : public torch::nn::Module, public MaskParameters {
 
   // For prefix + height*width tokens; tables are [h,N,N] over all heads of the layer.
   ops::Tables tables(const Size& grid, std::int64_t prefix);
-  // The same where the gain can be made packed for q, k, v of this type, which takes no longer than to pack a table:
-  // then it is made in every call, with gradient, and nothing is kept. Only the attention operators can read it.
+  // The same where the gain can be made packed for q, k, v of this type, which takes no longer than to pack a table.
+  // Only the attention operators can read it.
   std::optional<ops::Tables> packed_tables(const Size& grid, std::int64_t prefix, at::ScalarType dtype);
 
   // log gamma, [C,h] or [C,A,h], with gradient.
@@ -77,25 +77,42 @@ class Mask : public torch::nn::Module, public MaskParameters {
 
  private:
   friend class LayerTables;
+  using State = std::vector<std::pair<const void*, std::int64_t>>;  // of parameters: memory and version
+  static constexpr at::ScalarType kWhole = at::ScalarType::Undefined;
   struct Kept {
     Size grid;
     std::int64_t prefix;
-    std::vector<std::pair<const void*, std::int64_t>> state;  // of the parameters that went in: memory and version
+    at::ScalarType packed;  // for q, k, v of this type, or kWhole: tables for everybody
+    State state;            // of the parameters that went in
     ops::Tables tables;
     std::int64_t bytes;
+    std::optional<c10::Stream> stream = {};  // of a GPU: where the tables were made
   };
+  // Threads may use streams of their own. What is kept is complete before others see it (so that the first call for a
+  // grid waits for the device), and its memory is not given away while a stream still reads it.
+  static void complete(Kept& entry);
+  static const ops::Tables& shared(const Kept& entry);
   // Tables of `layers` masks that are all like this one, from their parameters side by side along the heads.
   std::vector<ops::Tables> build(const MaskParameters& parameters, std::size_t layers, const Size& grid,
                                  std::int64_t prefix);
-  Kept made(const Size& grid, std::int64_t prefix);  // without a state
-  const Kept* frozen(const Size& grid, std::int64_t prefix) const;
-  bool builds_per_call(const Size& grid, std::int64_t prefix) const;
+  template <class Make>
+  static Kept made(const Size& grid, std::int64_t prefix, at::ScalarType packed, const Make& make);  // without a state
+  Kept made_whole(const Size& grid, std::int64_t prefix);
+  bool packs(at::ScalarType dtype) const;  // as far as one knows without the decay
+  // The same as build(); nothing where this mask cannot be packed.
+  std::vector<ops::Tables> build_packed(const MaskParameters& parameters, std::size_t layers, const Size& grid,
+                                        std::int64_t prefix, at::ScalarType dtype);
+  const Kept* frozen(const Size& grid, std::int64_t prefix, at::ScalarType packed = kWhole) const;
+  const Kept* kept(const Size& grid, std::int64_t prefix, at::ScalarType packed);
+  ops::Tables keep(Kept entry, State now);                            // if the budget allows
+  bool builds_per_call(const Size& grid, std::int64_t prefix) const;  // the mutex is held
+  bool builds_per_call_now(const Size& grid, std::int64_t prefix) const;
   bool like(const Mask& other) const;
   at::Tensor log_decay(const MaskParameters& parameters) const;
   at::Tensor mask_locked(const MaskParameters& parameters, const Size& grid, std::int64_t prefix);
   at::Tensor ranks(const Size& grid, const at::Device& device);
   void moved();
-  std::vector<std::pair<const void*, std::int64_t>> state() const;
+  State state() const;
   bool needs_gradient() const;
   bool parameters_on_gpu() const;  // and none in double precision
   void forget(std::list<Kept>& entries);
@@ -132,7 +149,10 @@ class LayerTables {
   Size grid_;
   std::int64_t prefix_;
   at::ScalarType dtype_;
+  // This layer and those behind it that are alike and build tables in this call, as many as go together.
+  std::vector<Mask*> group_from(std::size_t layer, bool packed) const;
   std::size_t begin_ = 0;  // first layer of made_
+  bool packed_ = false;    // made_
   std::vector<ops::Tables> made_;
 };
 

@@ -149,7 +149,7 @@ ModelConfig find_model(std::string_view name) {
     }
   }
   const std::string nearest = curves::nearest_word(name, known);
-  throw Error("unknown model " + curves::quoted(name) + (nearest.empty() ? "" : "; did you mean '" + nearest + "'?") +
+  throw Error("unknown model " + curves::quoted(name) + (nearest.empty() ? ";" : "; did you mean '" + nearest + "'?") +
               " `violin models` lists them all");
 }
 

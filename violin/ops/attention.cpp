@@ -1,6 +1,7 @@
 // The public attention operators: autograd, autocast, kernels for tensors without data, and the backend-free relatives.
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -27,18 +28,12 @@ std::array<bool, n> needed(AutogradContext* context, const variable_list& saved)
   return need;
 }
 
-#ifdef VIOLIN_HAVE_CUDA
-constexpr bool kHaveCuda = true;
-#else
-constexpr bool kHaveCuda = false;
-#endif
-
 // The gain as both passes read it. Kernels for 16 bits on CUDA want it packed, and less is kept for the backward pass.
 at::Tensor gain_for(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,
                     const MaybeTensor& bias, const MaybeTensor& gate) {
   at::Tensor table = or_undefined(gain);
-  if (!kHaveCuda || !table.defined() || is_packed_gain(table) || !q.is_cuda() ||
-      !at::isReducedFloatingType(q.scalar_type()) || choose_path(at::kCUDA) == Path::kReference) {
+  if (!table.defined() || is_packed_gain(table) || !q.is_cuda() || !at::isReducedFloatingType(q.scalar_type()) ||
+      !packs_gains()) {
     return table;
   }
   check_attention(q, k, v, gain, bias, gate);
@@ -131,28 +126,11 @@ struct AttentionQkv : torch::autograd::Function<AttentionQkv> {
   }
 };
 
-Tensors2 attention_with_lse_autograd(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                     const MaybeTensor& gain, const MaybeTensor& bias, const MaybeTensor& gate,
-                                     std::optional<double> scale) {
-  variable_list results = Attention::apply(q, k, v, gain, bias, gate, scale, MaybeTensor());
-  return {results[0], results[1]};
-}
-
-at::Tensor attention_autograd(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,
-                              const MaybeTensor& bias, const MaybeTensor& gate, std::optional<double> scale,
-                              const MaybeTensor& handle) {
-  return Attention::apply(q, k, v, gain, bias, gate, scale, handle)[0];
-}
-
-at::Tensor attention_qkv_autograd(const at::Tensor& qkv, const MaybeTensor& gain, const MaybeTensor& bias,
-                                  const MaybeTensor& gate, std::optional<double> scale, const MaybeTensor& handle) {
-  return AttentionQkv::apply(qkv, gain, bias, gate, scale, handle);
-}
-
 // Below autograd, on every device.
 at::Tensor attention_any(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,
                          const MaybeTensor& bias, const MaybeTensor& gate, std::optional<double> scale,
-                         const MaybeTensor&) {
+                         const MaybeTensor& handle) {
+  if (handle) check_handle(handle, gain, check_attention(q, k, v, gain, bias, gate));
   return std::get<0>(attention_forward(q, k, v, gain, bias, gate, scale));
 }
 
@@ -160,6 +138,44 @@ at::Tensor attention_qkv_any(const at::Tensor& qkv, const MaybeTensor& gain, con
                              const MaybeTensor& gate, std::optional<double> scale, const MaybeTensor& handle) {
   check_packed(qkv);
   return attention_any(unpack(qkv, 0), unpack(qkv, 1), unpack(qkv, 2), gain, bias, gate, scale, handle).transpose(1, 2);
+}
+
+// Whether the call is one that autograd has to know of. Where it is not, nothing is kept, and a gain is packed only
+// where the kernels of the forward pass want it so.
+template <class... Tensors>
+bool is_recorded(const Tensors&... tensors) {
+  return torch::autograd::compute_requires_grad(or_undefined(tensors)...) ||
+         (torch::autograd::isFwGradDefined(or_undefined(tensors)) || ...);
+}
+
+Tensors2 attention_with_lse_autograd(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                     const MaybeTensor& gain, const MaybeTensor& bias, const MaybeTensor& gate,
+                                     std::optional<double> scale) {
+  if (!is_recorded(q, k, v, gain, bias, gate)) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    return attention_forward(q, k, v, gain, bias, gate, scale);
+  }
+  variable_list results = Attention::apply(q, k, v, gain, bias, gate, scale, MaybeTensor());
+  return {results[0], results[1]};
+}
+
+at::Tensor attention_autograd(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,
+                              const MaybeTensor& bias, const MaybeTensor& gate, std::optional<double> scale,
+                              const MaybeTensor& handle) {
+  if (!is_recorded(q, k, v, gain, bias, gate, handle)) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    return attention_any(q, k, v, gain, bias, gate, scale, handle);
+  }
+  return Attention::apply(q, k, v, gain, bias, gate, scale, handle)[0];
+}
+
+at::Tensor attention_qkv_autograd(const at::Tensor& qkv, const MaybeTensor& gain, const MaybeTensor& bias,
+                                  const MaybeTensor& gate, std::optional<double> scale, const MaybeTensor& handle) {
+  if (!is_recorded(qkv, gain, bias, gate, handle)) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    return attention_qkv_any(qkv, gain, bias, gate, scale, handle);
+  }
+  return AttentionQkv::apply(qkv, gain, bias, gate, scale, handle);
 }
 
 // Autocast makes q, k and v 16 bits wide. Tables stay what they are: a mask close to 1 has no 16-bit form.

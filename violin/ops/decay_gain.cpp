@@ -14,27 +14,39 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Has the shape of the gain and no numbers: gradients flow through it.
-at::Tensor handle_for(const DecayMaskSizes& sizes, std::int64_t prefix, const at::Tensor& log_decay) {
+using Gains = std::tuple<at::Tensor, std::vector<at::Tensor>>;
+
+// Has the shape of a layer's gain and no numbers: gradients flow through it.
+at::Tensor handle_for(const DecayMaskSizes& sizes, std::int64_t prefix, const at::Tensor& log_decay,
+                      std::int64_t layers = 1) {
   const c10::SymInt side = sizes.tokens + prefix;
-  std::vector<c10::SymInt> shape = {sizes.heads, side, side};
+  std::vector<c10::SymInt> shape = {sizes.heads / layers, side, side};
   if (sizes.grouped) shape.insert(shape.begin(), sizes.groups);
   return at::empty({1}, log_decay.options().dtype(at::kFloat)).expand_symint(shape);
+}
+
+void check_layers(const DecayMaskSizes& sizes, std::int64_t layers) {
+  TORCH_CHECK_VALUE(layers >= 1 && layers <= kMostLayersTogether && sizes.heads % layers == 0,
+                    "violin::_decay_gains: layers is ", layers, " beside ", sizes.heads, " heads; expected one to ",
+                    kMostLayersTogether, " with as many heads each");
 }
 
 struct DecayGain : torch::autograd::Function<DecayGain> {
   static variable_list forward(AutogradContext* context, const at::Tensor& ranks, const at::Tensor& log_decay,
                                const MaybeTensor& weight, std::int64_t prefix, const MaybeTensor& prefix_decay,
-                               const MaybeTensor& alpha, bool plus_one, at::ScalarType dtype) {
+                               const MaybeTensor& alpha, bool plus_one, at::ScalarType dtype, std::int64_t layers) {
     at::AutoDispatchBelowADInplaceOrView below;
     const DecayMaskSizes sizes = check_decay_gain(ranks, log_decay, weight, prefix, prefix_decay, alpha, dtype);
+    check_layers(sizes, layers);
     at::Tensor packed = decay_gain_forward(ranks, log_decay, weight, prefix, prefix_decay, alpha, plus_one, dtype);
     context->save_for_backward(
         {ranks, log_decay, or_undefined(weight), or_undefined(prefix_decay), or_undefined(alpha)});
     context->saved_data["prefix"] = prefix;
     context->mark_non_differentiable({packed});
     context->set_materialize_grads(false);  // zeros for what has no gradient would be as large as the gain
-    return {packed, handle_for(sizes, prefix, log_decay)};
+    variable_list results = {packed};
+    for (std::int64_t i = 0; i < layers; ++i) results.push_back(handle_for(sizes, prefix, log_decay, layers));
+    return results;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -45,19 +57,35 @@ struct DecayGain : torch::autograd::Function<DecayGain> {
     for (std::size_t i = 0; i < need.size(); ++i) {
       if (saved[i + 1].defined()) need[i] = context->needs_input_grad(edge++);
     }
-    if (!gradients[1].defined()) return variable_list(8);
+    variable_list of_layers(gradients.begin() + 1, gradients.end());
+    const auto given = std::find_if(of_layers.begin(), of_layers.end(), [](const auto& x) { return x.defined(); });
+    if (given == of_layers.end()) return variable_list(9);
+    const at::Tensor like = *given;
+    for (at::Tensor& gradient : of_layers) {
+      if (!gradient.defined()) gradient = at::zeros_like(like);  // a layer that the loss does not depend on
+    }
     auto [dlog_decay, dweight, dprefix_decay, dalpha] =
-        decay_gain_backward(gradients[1], saved[0], saved[1], or_nothing(saved[2]),
-                            context->saved_data["prefix"].toInt(), or_nothing(saved[3]), or_nothing(saved[4]), need);
-    return {at::Tensor(), dlog_decay, dweight, at::Tensor(), dprefix_decay, dalpha, at::Tensor(), at::Tensor()};
+        decay_gain_backward(of_layers, saved[0], saved[1], or_nothing(saved[2]), context->saved_data["prefix"].toInt(),
+                            or_nothing(saved[3]), or_nothing(saved[4]), need);
+    return {at::Tensor(), dlog_decay,   dweight,      at::Tensor(), dprefix_decay,
+            dalpha,       at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
 Tensors2 decay_gain_autograd(const at::Tensor& ranks, const at::Tensor& log_decay, const MaybeTensor& weight,
                              std::int64_t prefix, const MaybeTensor& prefix_decay, const MaybeTensor& alpha,
                              bool plus_one, at::ScalarType dtype) {
-  variable_list results = DecayGain::apply(ranks, log_decay, weight, prefix, prefix_decay, alpha, plus_one, dtype);
+  variable_list results =
+      DecayGain::apply(ranks, log_decay, weight, prefix, prefix_decay, alpha, plus_one, dtype, std::int64_t{1});
   return {results[0], results[1]};
+}
+
+Gains decay_gains_autograd(const at::Tensor& ranks, const at::Tensor& log_decay, const MaybeTensor& weight,
+                           std::int64_t prefix, const MaybeTensor& prefix_decay, const MaybeTensor& alpha,
+                           bool plus_one, at::ScalarType dtype, std::int64_t layers) {
+  variable_list results =
+      DecayGain::apply(ranks, log_decay, weight, prefix, prefix_decay, alpha, plus_one, dtype, layers);
+  return {results[0], variable_list(results.begin() + 1, results.end())};
 }
 
 // Below autograd.
@@ -69,6 +97,17 @@ Tensors2 decay_gain_any(const at::Tensor& ranks, const at::Tensor& log_decay, co
           handle_for(sizes, prefix, log_decay)};
 }
 
+Gains decay_gains_any(const at::Tensor& ranks, const at::Tensor& log_decay, const MaybeTensor& weight,
+                      std::int64_t prefix, const MaybeTensor& prefix_decay, const MaybeTensor& alpha, bool plus_one,
+                      at::ScalarType dtype, std::int64_t layers) {
+  const DecayMaskSizes sizes = check_decay_gain(ranks, log_decay, weight, prefix, prefix_decay, alpha, dtype);
+  check_layers(sizes, layers);
+  std::vector<at::Tensor> handles;
+  for (std::int64_t i = 0; i < layers; ++i) handles.push_back(handle_for(sizes, prefix, log_decay, layers));
+  return {decay_gain_forward(ranks, log_decay, weight, prefix, prefix_decay, alpha, plus_one, dtype),
+          std::move(handles)};
+}
+
 at::Tensor forward_meta(const at::Tensor& ranks, const at::Tensor& log_decay, const MaybeTensor& weight,
                         std::int64_t prefix, const MaybeTensor& prefix_decay, const MaybeTensor& alpha, bool,
                         at::ScalarType dtype) {
@@ -76,7 +115,7 @@ at::Tensor forward_meta(const at::Tensor& ranks, const at::Tensor& log_decay, co
                     log_decay);
 }
 
-Tensors4 backward_meta(const at::Tensor&, const at::Tensor&, const at::Tensor& log_decay, const MaybeTensor& weight,
+Tensors4 backward_meta(at::TensorList, const at::Tensor&, const at::Tensor& log_decay, const MaybeTensor& weight,
                        std::int64_t, const MaybeTensor& prefix_decay, const MaybeTensor& alpha,
                        std::array<bool, 4> need) {
   const auto wanted = [](bool needed, const MaybeTensor& input) {
@@ -88,6 +127,7 @@ Tensors4 backward_meta(const at::Tensor&, const at::Tensor&, const at::Tensor& l
 
 TORCH_LIBRARY_IMPL(violin, CompositeExplicitAutograd, library) {
   library.impl("_decay_gain", decay_gain_any);
+  library.impl("_decay_gains", decay_gains_any);
 }
 
 TORCH_LIBRARY_IMPL(violin, Meta, library) {
@@ -97,18 +137,14 @@ TORCH_LIBRARY_IMPL(violin, Meta, library) {
 
 TORCH_LIBRARY_IMPL(violin, Autograd, library) {
   library.impl("_decay_gain", decay_gain_autograd);
+  library.impl("_decay_gains", decay_gains_autograd);
 }
 
 }  // namespace
 
 bool packs_decay_gains(const at::Tensor& log_decay, std::int64_t axes, at::ScalarType dtype) {
-#ifdef VIOLIN_HAVE_CUDA
   return log_decay.is_cuda() && log_decay.scalar_type() == at::kFloat && log_decay.dim() == 2 && axes == 1 &&
-         at::isReducedFloatingType(dtype) && choose_path(at::kCUDA) != Path::kReference;
-#else
-  static_cast<void>(log_decay), static_cast<void>(axes), static_cast<void>(dtype);
-  return false;
-#endif
+         at::isReducedFloatingType(dtype) && packs_gains();
 }
 
 DecayMaskSizes check_decay_gain(const at::Tensor& ranks, const at::Tensor& log_decay, const MaybeTensor& weight,

@@ -2,6 +2,7 @@
 // read: the table itself, with its passes over memory for M, for alpha and for packing, never exists.
 #pragma once
 
+#include "violin/kernels/decay_mask.h"
 #include "violin/ops/checks.h"
 #include "violin/ops/library.h"
 
@@ -9,6 +10,9 @@ namespace violin::ops {
 
 // Whether decay_gain() takes such a mask: float32 parameters on CUDA, one axis, one decay for it, 16 bits for q, k, v.
 bool packs_decay_gains(const at::Tensor& log_decay, std::int64_t axes, at::ScalarType dtype);
+
+// How many layers decay_gains() takes.
+constexpr std::int64_t kMostLayersTogether = kernels::DecayGainBackward::kMostLayers;
 
 DecayMaskSizes check_decay_gain(const at::Tensor& ranks, const at::Tensor& log_decay, const MaybeTensor& weight,
                                 std::int64_t prefix, const MaybeTensor& prefix_decay, const MaybeTensor& alpha,

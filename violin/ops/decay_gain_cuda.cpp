@@ -57,13 +57,19 @@ at::Tensor forward(const at::Tensor& ranks, const at::Tensor& log_decay, const M
   return packed;
 }
 
-Tensors4 backward(const at::Tensor& dgain, const at::Tensor& ranks, const at::Tensor& log_decay,
-                  const MaybeTensor& weight, std::int64_t prefix, const MaybeTensor& prefix_decay,
-                  const MaybeTensor& alpha, std::array<bool, 4> need) {
+Tensors4 backward(at::TensorList dgain, const at::Tensor& ranks, const at::Tensor& log_decay, const MaybeTensor& weight,
+                  std::int64_t prefix, const MaybeTensor& prefix_decay, const MaybeTensor& alpha,
+                  std::array<bool, 4> need) {
   const DecayMaskSizes sizes = check_decay_gain(ranks, log_decay, weight, prefix, prefix_decay, alpha, at::kBFloat16);
   const std::int64_t side = sizes.tokens.expect_int() + prefix;
-  TORCH_CHECK_VALUE(dgain.numel() == sizes.groups.expect_int() * sizes.heads.expect_int() * side * side,
-                    "violin::_decay_gain: dgain has shape ", dgain.sizes(), "; expected that of the gain");
+  const std::int64_t numbers = sizes.groups.expect_int() * sizes.heads.expect_int() * side * side;
+  const auto layers = static_cast<std::int64_t>(dgain.size());
+  TORCH_CHECK_VALUE(layers >= 1 && layers <= kMostLayersTogether && sizes.heads.expect_int() % layers == 0,
+                    "violin::_decay_gain: dgain has ", layers, " layers beside ", sizes.heads, " heads");
+  for (const at::Tensor& layer : dgain) {
+    TORCH_CHECK_VALUE(layer.numel() * layers == numbers, "violin::_decay_gain: dgain has shape ", layer.sizes(),
+                      "; expected that of the gain");
+  }
   const auto wanted = [](bool needed, const MaybeTensor& input) {
     const at::Tensor like = or_undefined(input);
     return needed && like.defined() ? at::empty_like(like, at::MemoryFormat::Contiguous) : at::Tensor();
@@ -75,13 +81,18 @@ Tensors4 backward(const at::Tensor& dgain, const at::Tensor& ranks, const at::Te
                       wanted(need[3], alpha)};
   const c10::DeviceGuard guard(ranks.device());
   const Prepared call = prepare(sizes, ranks, log_decay, weight, prefix, prefix_decay, alpha);
-  const at::Tensor whole = dgain.to(at::kFloat).contiguous();
-  const kernels::DecayGainBackward parameters = {call.gain,
-                                                 whole.const_data_ptr<float>(),
-                                                 data(std::get<0>(results)),
-                                                 data(std::get<1>(results)),
-                                                 data(std::get<2>(results)),
-                                                 data(std::get<3>(results))};
+  kernels::DecayGainBackward parameters;
+  parameters.gain = call.gain;
+  parameters.layers = static_cast<int>(layers);
+  std::vector<at::Tensor> whole;
+  for (std::size_t i = 0; i < dgain.size(); ++i) {
+    whole.push_back(dgain[i].to(at::kFloat).contiguous());
+    parameters.dgain[i] = whole[i].const_data_ptr<float>();
+  }
+  parameters.dlog_decay = data(std::get<0>(results));
+  parameters.dweight = data(std::get<1>(results));
+  parameters.dprefix_decay = data(std::get<2>(results));
+  parameters.dalpha = data(std::get<3>(results));
   const at::Tensor scratch = scratch_for(cuda::scratch_bytes(parameters), ranks);
   check_launch(cuda::launch(parameters, scratch.mutable_data_ptr(), current_stream(ranks)), "violin::_decay_gain");
   return results;

@@ -33,8 +33,9 @@ TORCH_LIBRARY(violin, library) {
 
   library.def("_pack_gain(Tensor gain, Tensor q) -> Tensor", tags);
   library.def("_decay_gain(" VIOLIN_GAIN ", bool plus_one, ScalarType dtype) -> (Tensor, Tensor)", tags);
+  library.def("_decay_gains(" VIOLIN_GAIN ", bool plus_one, ScalarType dtype, int layers) -> (Tensor, Tensor[])", tags);
   library.def("_decay_gain_forward(" VIOLIN_GAIN ", bool plus_one, ScalarType dtype) -> Tensor", tags);
-  library.def("_decay_gain_backward(Tensor dgain, " VIOLIN_GAIN ", bool[4] need) -> (Tensor, Tensor, Tensor, Tensor)",
+  library.def("_decay_gain_backward(Tensor[] dgain, " VIOLIN_GAIN ", bool[4] need) -> (Tensor, Tensor, Tensor, Tensor)",
               tags);
   library.def("_attention_forward(" VIOLIN_QKV ", " VIOLIN_TABLES_AND_SCALE ") -> (Tensor, Tensor)", tags);
   library.def("_attention_backward(Tensor dout, " VIOLIN_QKV
@@ -116,6 +117,14 @@ Tensors2 decay_gain(const at::Tensor& ranks, const at::Tensor& log_decay, const 
   VIOLIN_CALL(decay_gain, "_decay_gain", ranks, log_decay, weight, prefix, prefix_decay, alpha, plus_one, dtype);
 }
 
+std::tuple<at::Tensor, std::vector<at::Tensor>> decay_gains(const at::Tensor& ranks, const at::Tensor& log_decay,
+                                                            const MaybeTensor& weight, std::int64_t prefix,
+                                                            const MaybeTensor& prefix_decay, const MaybeTensor& alpha,
+                                                            bool plus_one, at::ScalarType dtype, std::int64_t layers) {
+  VIOLIN_CALL(decay_gains, "_decay_gains", ranks, log_decay, weight, prefix, prefix_decay, alpha, plus_one, dtype,
+              layers);
+}
+
 at::Tensor decay_gain_forward(const at::Tensor& ranks, const at::Tensor& log_decay, const MaybeTensor& weight,
                               std::int64_t prefix, const MaybeTensor& prefix_decay, const MaybeTensor& alpha,
                               bool plus_one, at::ScalarType dtype) {
@@ -123,7 +132,7 @@ at::Tensor decay_gain_forward(const at::Tensor& ranks, const at::Tensor& log_dec
               plus_one, dtype);
 }
 
-Tensors4 decay_gain_backward(const at::Tensor& dgain, const at::Tensor& ranks, const at::Tensor& log_decay,
+Tensors4 decay_gain_backward(at::TensorList dgain, const at::Tensor& ranks, const at::Tensor& log_decay,
                              const MaybeTensor& weight, std::int64_t prefix, const MaybeTensor& prefix_decay,
                              const MaybeTensor& alpha, std::array<bool, 4> need) {
   VIOLIN_CALL(decay_gain_backward, "_decay_gain_backward", dgain, ranks, log_decay, weight, prefix, prefix_decay, alpha,

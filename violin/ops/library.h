@@ -4,6 +4,8 @@
 
 #include <array>
 #include <cstdint>
+#include <tuple>
+#include <vector>
 
 #include "violin/ops/ops.h"
 
@@ -40,11 +42,17 @@ Tensors4 attention_qkv_backward(const at::Tensor& dout, const at::Tensor& qkv, c
 Tensors2 decay_gain(const at::Tensor& ranks, const at::Tensor& log_decay, const MaybeTensor& weight,
                     std::int64_t prefix, const MaybeTensor& prefix_decay, const MaybeTensor& alpha, bool plus_one,
                     at::ScalarType dtype);
+// The same for `layers` of a model, whose heads come one layer's after the other's: the gains of all, and a handle
+// each. The backward pass of all is one, once every layer's handle has its gradient.
+std::tuple<at::Tensor, std::vector<at::Tensor>> decay_gains(const at::Tensor& ranks, const at::Tensor& log_decay,
+                                                            const MaybeTensor& weight, std::int64_t prefix,
+                                                            const MaybeTensor& prefix_decay, const MaybeTensor& alpha,
+                                                            bool plus_one, at::ScalarType dtype, std::int64_t layers);
 at::Tensor decay_gain_forward(const at::Tensor& ranks, const at::Tensor& log_decay, const MaybeTensor& weight,
                               std::int64_t prefix, const MaybeTensor& prefix_decay, const MaybeTensor& alpha,
                               bool plus_one, at::ScalarType dtype);
-// dlog_decay, dweight, dprefix_decay, dalpha; undefined where not needed.
-Tensors4 decay_gain_backward(const at::Tensor& dgain, const at::Tensor& ranks, const at::Tensor& log_decay,
+// dlog_decay, dweight, dprefix_decay, dalpha; undefined where not needed. dgain: of each layer.
+Tensors4 decay_gain_backward(at::TensorList dgain, const at::Tensor& ranks, const at::Tensor& log_decay,
                              const MaybeTensor& weight, std::int64_t prefix, const MaybeTensor& prefix_decay,
                              const MaybeTensor& alpha, std::array<bool, 4> need);
 

@@ -78,6 +78,14 @@ Path choose_path(c10::DeviceType device) {
   return *path;
 }
 
+bool packs_gains() {
+#ifdef VIOLIN_HAVE_CUDA
+  return choose_path(c10::DeviceType::CUDA) != Path::kReference;
+#else
+  return false;
+#endif
+}
+
 void set_path(std::optional<Path> path) {
   g_override.store(path.has_value() ? static_cast<int>(*path) : -1, std::memory_order_relaxed);
 }

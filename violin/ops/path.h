@@ -24,6 +24,9 @@ std::optional<Path> parse_path(std::string_view name);
 // The path for tensors of this type of device. Throws violin::Error where one is asked for that this machine lacks.
 Path choose_path(c10::DeviceType device);
 
+// Whether attention in 16 bits on CUDA reads gains that are packed: all its kernels do, the reference does not.
+bool packs_gains();
+
 // Overrides VIOLIN_PATH from now on, for tests and benchmarks; nothing: back to VIOLIN_PATH.
 void set_path(std::optional<Path> path);
 

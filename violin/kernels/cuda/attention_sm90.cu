@@ -36,27 +36,55 @@ cudaError_t use_context() {
   return e;
 }
 
+// Boxes of 64 rows of a tensor of four dimensions, sizes from the innermost on and strides in bytes from the second on.
+cudaError_t encode_map(CUtensorMap& map, CUtensorMapDataType type, const void* data, const cuuint64_t (&sizes)[4],
+                       const cuuint64_t (&strides)[3], cuuint32_t columns, CUtensorMapSwizzle swizzle) {
+  static const Encode encode = find_encode();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  if (const cudaError_t e = use_context(); e != cudaSuccess) return e;
+  const cuuint32_t box[4] = {columns, kTile, 1, 1};
+  const cuuint32_t steps[4] = {1, 1, 1, 1};
+  const CUresult result =
+      encode(&map, type, 4, const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+cuuint64_t size_of(std::int64_t n) {
+  return static_cast<cuuint64_t>(n);
+}
+// The stride of a dimension of size 1 is never used, but must be valid.
+cuuint64_t stride_of(std::int64_t size, std::int64_t stride, int bytes) {
+  return static_cast<cuuint64_t>(size == 1 ? 16 : stride * bytes);
+}
+
 // Boxes of 64 rows and 64 columns of x [B,h,rows,d].
 template <class H>
 cudaError_t make_map(CUtensorMap& map, const H& x, const AttentionShape& s, std::int64_t rows, DType dtype) {
-  static const Encode encode = find_encode();
   if (x.data == nullptr) return cudaSuccess;  // a gradient that nobody wants
-  if (encode == nullptr) return cudaErrorNotSupported;
-  if (const cudaError_t e = use_context(); e != cudaSuccess) return e;
-  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(s.dim), static_cast<cuuint64_t>(rows),
-                               static_cast<cuuint64_t>(s.heads), static_cast<cuuint64_t>(s.batch)};
-  // The stride of a dimension of size 1 is never used, but must be valid.
-  const auto bytes = [](std::int64_t size, std::int64_t stride) {
-    return static_cast<cuuint64_t>(size == 1 ? 16 : stride * 2);
+  return encode_map(map, dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                    x.data, {size_of(s.dim), size_of(rows), size_of(s.heads), size_of(s.batch)},
+                    {stride_of(rows, x.token, 2), stride_of(s.heads, x.head, 2), stride_of(s.batch, x.batch, 2)}, kTile,
+                    CU_TENSOR_MAP_SWIZZLE_128B);
+}
+// Boxes of a float table that all images share, as attention_sm90_forward_floats.cu wants them.
+cudaError_t make_map(CUtensorMap& map, const Table& gain, const AttentionShape& s) {
+  const std::int64_t heads = gain.head == 0 ? 1 : s.heads;
+  return encode_map(
+      map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, gain.data, {size_of(s.keys), size_of(s.queries), size_of(heads), 1},
+      {stride_of(s.queries, gain.row, 4), stride_of(heads, gain.head, 4), 16}, kFloatsRow, CU_TENSOR_MAP_SWIZZLE_NONE);
+}
+
+// Whether the forward pass reads the gain table as it is. To make records of a table takes the same time for any number
+// of images, to do without them a little for each; fewer than three leave blocks idle.
+bool reads_floats(const AttentionForward& p) {
+  const AttentionShape& s = p.shape;
+  const Table& gain = p.gain;
+  const auto good = [](std::int64_t size, std::int64_t stride) {
+    return size == 1 || (stride > 0 && stride % 4 == 0 && stride < (std::int64_t{1} << 37));
   };
-  const cuuint64_t strides[3] = {bytes(rows, x.token), bytes(s.heads, x.head), bytes(s.batch, x.batch)};
-  const cuuint32_t box[4] = {kTile, kTile, 1, 1};
-  const cuuint32_t steps[4] = {1, 1, 1, 1};
-  const CUresult result =
-      encode(&map, dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
-             const_cast<void*>(x.data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+  return gain.data != nullptr && !gain.packed && s.groups == 1 && parts_of(steps_of(s)) == 1 && s.batch >= 3 &&
+         s.batch <= std::max<std::int64_t>(16, s.keys / 64) && reinterpret_cast<std::uintptr_t>(gain.data) % 16 == 0 &&
+         good(s.queries, gain.row) && good(gain.head == 0 ? 1 : s.heads, gain.head);
 }
 
 // Strides that a bulk copy can follow.
@@ -71,7 +99,7 @@ bool mappable(const H& x, const AttentionShape& s, std::int64_t rows) {
 
 bool fits(const AttentionShape& s, DType dtype, double scale) {
   return (dtype == DType::kFloat16 || dtype == DType::kBFloat16) && s.dim <= 2 * kTile && s.dim % 8 == 0 &&
-         s.keys > 0 && scale > 0 && s.batch % s.groups == 0 &&
+         s.keys > 0 && static_cast<float>(scale) > 0 && s.batch % s.groups == 0 &&
          s.batch * s.heads * (s.queries + s.keys + 2 * kTile) < (std::int64_t{1} << 31);
 }
 
@@ -137,7 +165,7 @@ bool has_sm90_kernel(const AttentionBackward& p) {
 }
 
 std::size_t scratch_sm90(const AttentionForward& p) {
-  return record_bytes(p.gain, p.shape);
+  return sm90::reads_floats(p) ? 0 : record_bytes(p.gain, p.shape);
 }
 std::size_t scratch_sm90(const AttentionBackward& p) {
   return sm90::layout(p).bytes;
@@ -151,10 +179,12 @@ cudaError_t launch_sm90(const AttentionForward& p, void* scratch, cudaStream_t s
   if (e == cudaSuccess) e = sm90::make_map(maps.k, p.k, s, s.keys, p.dtype);
   if (e == cudaSuccess) e = sm90::make_map(maps.v, p.v, s, s.keys, p.dtype);
   if (e == cudaSuccess) e = sm90::make_map(maps.out, p.out, s, s.queries, p.dtype);
+  const bool floats = sm90::reads_floats(p);
   if (e == cudaSuccess) {
-    e = make_records(p.gain, s, p.dtype, scratch, records, stream);
+    e = floats ? sm90::make_map(maps.gain, p.gain, s) : make_records(p.gain, s, p.dtype, scratch, records, stream);
   }
-  return e == cudaSuccess ? sm90::start_forward(p, maps, records, stream) : e;
+  if (e != cudaSuccess) return e;
+  return floats ? sm90::start_forward_floats(p, maps, stream) : sm90::start_forward(p, maps, records, stream);
 }
 
 cudaError_t launch_sm90(const AttentionBackward& p, void* scratch, cudaStream_t stream) {

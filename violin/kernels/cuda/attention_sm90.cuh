@@ -281,9 +281,11 @@ inline int images_per_chunk(std::int64_t batch, std::int64_t tokens, int parts) 
   return static_cast<int>(batch);
 }
 
+constexpr int kFloatsRow = kTile + 8;
 struct Maps {
   CUtensorMap q, k, v, out;  // out: of the forward pass
   CUtensorMap dout, dk, dv;  // of the backward pass; without a gradient the map is empty
+  CUtensorMap gain;          // of a forward pass that reads the table as it is: boxes of 64 rows of kFloatsRow
 };
 
 // Sums for the gain's gradient, [G, h, rows, stride], rows padded to tiles and columns to eights so that no row needs a
@@ -305,6 +307,8 @@ struct Work {
 };
 
 cudaError_t start_forward(const AttentionForward& p, const Maps& maps, const Records& records, cudaStream_t stream);
+// The same with maps.gain instead of records: one table for all images, heads of one part.
+cudaError_t start_forward_floats(const AttentionForward& p, const Maps& maps, cudaStream_t stream);
 // Statistics of all queries, and what there is to do for a tail but the sum of its shares.
 cudaError_t start_statistics(const AttentionBackward& p, const Work& work, cudaStream_t stream);
 cudaError_t start_dkv(const AttentionBackward& p, const Maps& maps, const Work& work, cudaStream_t stream);

@@ -4,13 +4,12 @@
 // waits for the former alone and starts beside the latter; that of the next item's first keys is issued in the last
 // step. Results go through the place of the queries in shared memory. Images are the fastest grid index: neighbours in
 // time share a table tile, which then comes from L2.
-#include "violin/kernels/cuda/attention_sm90.cuh"
+#include "violin/kernels/cuda/attention_sm90_softmax.cuh"
 
 namespace violin::kernels::cuda::sm90 {
 namespace {
 
 constexpr int kStages = 3;
-constexpr float kSlack = 8;  // in powers of two
 constexpr int kProducerRegisters = 24;
 template <int kParts>
 constexpr int kGroupsOf = kParts == 1 ? 4 : 2;
@@ -107,7 +106,6 @@ __global__ void __launch_bounds__(kThreads<kPartsOf<kSteps>>, 1)
 
   take_registers<kConsumerRegisters<kParts>>();
 
-  const int lane = threadIdx.x % 32;
   const float factor = static_cast<float>(p.scale) * kLog2e;
   const std::uint32_t first_record = first_byte + static_cast<std::uint32_t>(table - q_tiles);
   const std::uint32_t offset = record_offset<false>();
@@ -191,31 +189,15 @@ __global__ void __launch_bounds__(kThreads<kPartsOf<kSteps>>, 1)
       }
       if ((t + 1) * kTile > nk) {
         keep_branch();
-        const float nothing = multiplier < 0 ? INFINITY : -INFINITY;
-#pragma unroll
-        for (int n = 0; n < 8; ++n)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            if (t * kTile + 8 * n + lane % 4 * 2 + e % 2 >= nk) z[4 * n + e] = nothing;
-          }
+        cut_keys(z, t * kTile, nk, multiplier < 0 ? INFINITY : -INFINITY);
         if (multiplier == 0) multiplier = 0x1p-126f;  // 0 times infinity is not a number
       }
       float top[2];
       if (!kGain || multiplier >= 0) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          top[half] = fmaxf(z[2 * half], z[2 * half + 1]);
-#pragma unroll
-          for (int n = 1; n < 8; ++n) top[half] = fmaxf(top[half], fmaxf(z[4 * n + 2 * half], z[4 * n + 2 * half + 1]));
-        }
+        find_tops(top, z, [](float x, float y) { return fmaxf(x, y); });
       } else {
         keep_branch();
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          top[half] = fminf(z[2 * half], z[2 * half + 1]);
-#pragma unroll
-          for (int n = 1; n < 8; ++n) top[half] = fminf(top[half], fminf(z[4 * n + 2 * half], z[4 * n + 2 * half + 1]));
-        }
+        find_tops(top, z, [](float x, float y) { return fminf(x, y); });
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) top[half] *= multiplier;
@@ -231,45 +213,14 @@ __global__ void __launch_bounds__(kThreads<kPartsOf<kSteps>>, 1)
         wait(full + next, (step + 1) / kStages % 2);
         fetch(next);
       }
-      // Weights may grow to 2^8 before the sums so far are scaled down: the quotient in the end is the same.
-      if (__any_sync(0xffffffffu, top[0] > maximum[0] + kSlack || top[1] > maximum[1] + kSlack)) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          top[half] = fmaxf(top[half], __shfl_xor_sync(0xffffffffu, top[half], 1));
-          top[half] = fmaxf(top[half], __shfl_xor_sync(0xffffffffu, top[half], 2));
-          const float larger = fmaxf(maximum[half], top[half]);
-          const float decay = power2(maximum[half] - larger);
-          maximum[half] = larger;
-          total[half] *= decay;
-#pragma unroll
-          for (int n = 0; n < 2 * kSteps; ++n) {
-            sum[n / 8][n % 8 * 4 + 2 * half] *= decay;
-            sum[n / 8][n % 8 * 4 + 2 * half + 1] *= decay;
-          }
-        }
-      }
-      const auto weigh = [&](auto columns) {
-        constexpr int kColumns = decltype(columns)::value;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float part = 0;
-#pragma unroll
-          for (int n = 0; n < kColumns / 8; ++n)
-#pragma unroll
-            for (int e = 4 * n + 2 * half; e < 4 * n + 2 * half + 2; ++e) {
-              z[e] = power2(fmaf(z[e], multiplier, -maximum[half]));
-              part += z[e];
-            }
-          total[half] += part;
-        }
-      };
+      follow_maximum<kSteps>(top, maximum, total, sum);
       if (narrow) {
         keep_branch();
-        weigh(std::integral_constant<int, kNarrowColumns>());
+        weigh<kNarrowColumns>(z, multiplier, maximum, total);
 #pragma unroll
         for (int e = kNarrowColumns / 2; e < 32; ++e) z[e] = 0;
       } else {
-        weigh(std::integral_constant<int, kTile>());
+        weigh<kTile>(z, multiplier, maximum, total);
       }
       pack_tile<T>(weights, z);
       pin_head<kSteps>(sum);
@@ -294,26 +245,12 @@ __global__ void __launch_bounds__(kThreads<kPartsOf<kSteps>>, 1)
     pin_head<kSteps>(sum);
     ready = next_busy;
     release(empty + (first_step + key_tiles - 1) % kStages);
-    float inverse[2];
-    const int tile = first_tile + group;
-    const int row = tile * kTile + threadIdx.x % kWarpgroup / 32 * 16 + lane / 4;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      total[half] += __shfl_xor_sync(0xffffffffu, total[half], 1);
-      total[half] += __shfl_xor_sync(0xffffffffu, total[half], 2);
-      inverse[half] = 1.0f / total[half];
-      if (lane % 4 == 0 && row + 8 * half < nq) {
-        static_cast<float*>(p.lse)[(b * p.shape.heads + h) * nq + row + 8 * half] =
-            (maximum[half] + log2f(total[half])) * kLn2;
-      }
-    }
+    const int first_row = (first_tile + group) * kTile;
     unsigned char* place_of_q = q_tiles + (round % 2 * kGroups + group) * kRowsBytes;
-    named_sync(1 + group, kWarpgroup);  // no warp's products read the queries any more
-    leave_head<T, kSteps>(place_of_q, sum, inverse[0], inverse[1]);
-    fence_stores();
-    named_sync(1 + group, kWarpgroup);
+    leave_rows<T, kSteps>(place_of_q, sum, maximum, total, static_cast<float*>(p.lse) + (b * p.shape.heads + h) * nq,
+                          first_row, nq, 1 + group);
     if (first_thread) {
-      store_parts<kParts>(&maps.out, place_of_q, tile * kTile, h, b);
+      store_parts<kParts>(&maps.out, place_of_q, first_row, h, b);
       commit_stores();
     }
     stored = true;

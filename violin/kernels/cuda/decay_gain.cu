@@ -196,7 +196,8 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
   const int pairs = tiles * (tiles + 1) / 2;
   const int h = static_cast<int>(blockIdx.y);
   const std::int64_t g = blockIdx.z;
-  const float* dgain = p.dgain + (g * heads + h) * size * size;
+  const int layer_heads = heads / p.layers;
+  const float* dgain = p.dgain[h / layer_heads] + (g * layer_heads + h % layer_heads) * size * size;
   const int column = static_cast<int>(threadIdx.x) % kTile;
   const int first_row = static_cast<int>(threadIdx.x) / kTile * kRows;
   double* to = sums + ((h * static_cast<std::int64_t>(gridDim.z) + g) * gridDim.x + blockIdx.x) * sums_of(curves);
