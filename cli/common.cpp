@@ -95,6 +95,15 @@ void check_output(std::string_view option, const std::string& path, const std::v
     throw Error("cannot write '" + path + "': " + std::strerror(errno));
 }
 
+void check_different(std::string_view option, const std::string& path, std::string_view other_option,
+                     const std::string& other) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  const auto place = [&](const std::string& name) { return fs::weakly_canonical(fs::absolute(name), ignored); };
+  if (!path.empty() && !other.empty() && place(path) == place(other))
+    throw Usage(std::string(option) + " and " + std::string(other_option) + " name the same file");
+}
+
 void print(std::string_view text) {
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) {
     throw Error(std::string("cannot write to standard output: ") + std::strerror(errno));
@@ -209,7 +218,7 @@ void add_picture_options(CLI::App& verb, PictureOptions& options) {
 void write_pictures(const viz::Scene& scene, const PictureOptions& options, const std::vector<std::string>& read) {
   check_replaces("--svg", options.svg.value_or(""), read);
   check_replaces("--png", options.png.value_or(""), read);
-  if (options.svg && options.svg == options.png) throw Usage("--svg and --png name the same file");
+  check_different("--svg", options.svg.value_or(""), "--png", options.png.value_or(""));
   if (!(options.scale >= 0.25 && options.scale <= 8)) throw Usage("--scale must be from 0.25 to 8");
   // Everything is made before anything is written.
   const std::string svg = options.svg ? viz::to_svg(scene) : "";

@@ -53,6 +53,9 @@ std::vector<std::int64_t> parse_integers(std::string_view option, std::string_vi
 void check_replaces(std::string_view option, const std::string& path, const std::vector<std::string>& read);
 // The same for what is no picture itself: it replaces none, and can be written. Throws violin::Error or Usage.
 void check_output(std::string_view option, const std::string& path, const std::vector<std::string>& read);
+// Two files that will be written are two, however they are spelled. Throws Usage.
+void check_different(std::string_view option, const std::string& path, std::string_view other_option,
+                     const std::string& other);
 
 // Names of files and classes may hold anything: control characters and broken UTF-8 as \xNN, so that text stays one
 // line and steers no terminal.

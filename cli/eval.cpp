@@ -80,15 +80,20 @@ Evaluated chosen_split(const data::Dataset& dataset, const std::string& name, bo
   return {*set, split, dataset.classes};
 }
 
-std::int64_t count_common(const data::SampleSet& set, const data::SampleSet& other) {
-  const auto place = [](const data::Sample& sample) {
-    return std::pair(fs::absolute(sample.path).lexically_normal().string(), sample.record);
-  };
-  std::set<std::pair<std::string, std::int64_t>> places;
-  for (const data::Sample& sample : other.samples()) places.insert(place(sample));
-  std::int64_t common = 0;
-  for (const data::Sample& sample : set.samples()) common += static_cast<std::int64_t>(places.count(place(sample)));
-  return common;
+// Where an image lies, and, for copies elsewhere, what its folder and itself are called.
+std::pair<std::string, std::int64_t> place_of(const data::Sample& sample) {
+  return {fs::absolute(sample.path).lexically_normal().string(), sample.record};
+}
+std::pair<std::string, std::int64_t> name_of(const data::Sample& sample) {
+  const fs::path path(sample.path);
+  return {(path.parent_path().filename() / path.filename()).string(), sample.record};
+}
+
+template <class Key>
+std::int64_t count_common(const data::SampleSet& set, const data::SampleSet& other, const Key& key) {
+  std::set<std::pair<std::string, std::int64_t>> keys;
+  for (const data::Sample& sample : other.samples()) keys.insert(key(sample));
+  return std::ranges::count_if(set.samples(), [&](const data::Sample& sample) { return keys.contains(key(sample)); });
 }
 
 // Only a run knows what it held out. Elsewhere nothing is: a share of images that weights may have been trained on
@@ -100,15 +105,20 @@ Evaluated open_images(const Options& options) {
   for (const std::string& line : dataset.notes) note(line);
   Evaluated evaluated = chosen_split(dataset, options.split, own.has_value());
   if (!run) return evaluated;
-  if (!own) {
+  const bool others = !own;
+  if (others) {
     own = data_of(*run, run->data);
     note("the images in '" + options.data + "' are not those of the run: nothing is held out of them" +
          (own ? "" : ", and whether it was trained on some of them cannot be told"));
   }
-  const std::int64_t trained = own ? count_common(evaluated.set, own->train) : 0;
-  if (trained > 0)
-    note("the run was trained on " + std::to_string(trained) + " of these " + std::to_string(evaluated.set.size()) +
-         " images: this is not its accuracy on new ones");
+  if (!own) return evaluated;
+  const std::string of_these = " of these " + std::to_string(evaluated.set.size()) + " images";
+  if (const auto trained = count_common(evaluated.set, own->train, place_of); trained > 0) {
+    note("the run was trained on " + std::to_string(trained) + of_these + ": this is not its accuracy on new ones");
+  } else if (const auto alike = others ? count_common(evaluated.set, own->train, name_of) : 0; alike > 0) {
+    note(std::to_string(alike) + of_these + " have the names of images that the run was trained on: if they are " +
+         "copies, this is not its accuracy on new ones");
+  }
   return evaluated;
 }
 
@@ -179,8 +189,7 @@ void evaluate_weights(const Options& options) {
   for (const auto& [option, path] :
        {std::pair{"--confusion", options.confusion}, {"--predictions", options.predictions}})
     check_output(option, path, {options.weights, options.against, options.data});
-  if (!options.predictions.empty() && options.predictions == options.confusion)
-    throw Usage("--predictions and --confusion name the same file");
+  check_different("--predictions", options.predictions, "--confusion", options.confusion);
   std::vector<train::Prediction> other;
   if (!options.against.empty()) other = train::read_predictions(options.against);
   const Compute compute = start_compute(options.compute);
@@ -277,7 +286,7 @@ void evaluate_weights(const Options& options) {
                          {"images_per_second", metrics.images_per_second()},
                          {"split", split},
                          {"skipped", own.bad_images.size()}};
-  if (resolutions.size() > 1) object["resolutions"] = rows;
+  if (!options.resolutions.empty()) object["resolutions"] = rows;
   if (options.per_class) object["classes"] = classes;
   if (!options.confusion.empty()) object["confusion"] = metrics.confusion;
   if (comparison) {

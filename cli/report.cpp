@@ -337,10 +337,9 @@ viz::RunReport collect(const fs::path& folder, const Options& options, const Com
     report.epochs.push_back(row);
   }
   std::string test = "–";
-  if (fs::exists(folder / "result.json")) {
-    const json result = train::read_json_file(folder / "result.json");
-    score.images_per_second = train::number_in(result, "images_per_second").value_or(score.images_per_second);
-    const json measured = result.value("test", json::object());
+  if (const std::optional<json> result = train::readable_object(folder / "result.json")) {
+    score.images_per_second = train::number_in(*result, "images_per_second").value_or(score.images_per_second);
+    const json measured = result->value("test", json::object());
     if (const std::optional<double> top1 = train::number_in(measured, "top1")) {
       score.test_top1 = top1;
       score.test_images = static_cast<std::int64_t>(train::number_in(measured, "images").value_or(0));

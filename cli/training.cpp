@@ -59,8 +59,9 @@ class Report : public train::Listener {
       const std::int64_t steps = (step.epochs - step.epoch) * step.batches - (step.batch - 1);
       progress_ = std::make_unique<Progress>("train", steps * step.images, "images", start_);
     }
-    progress_->advance(step.images, "epoch " + std::to_string(step.epoch + 1) + "/" + std::to_string(step.epochs) +
-                                        "  loss " + number_text(step.loss, "%.3f") + val_);
+    const std::string loss = std::isnan(step.loss) ? "" : "  loss " + number_text(step.loss, "%.3f");
+    progress_->advance(step.images,
+                       "epoch " + std::to_string(step.epoch + 1) + "/" + std::to_string(step.epochs) + loss + val_);
   }
   void on_epoch(const Epoch& epoch) override {
     std::string line = "epoch " + std::to_string(epoch.epoch + 1) + "/" + std::to_string(epoch.epochs) + "  loss " +
@@ -411,7 +412,10 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
     request.unplug = !like->violin;
     request.change_mask = [&](const nn::MaskConfig& own) { return own == *like->violin ? std::nullopt : like->violin; };
   }
-  if (like && !fine && request.model.empty() && !request.config) request.config = like;
+  if (like && !fine && request.model.empty() && !request.config) {
+    request.config = like;
+    request.config->adapters.reset();  // options say which there will be
+  }
   argument("", [&] { return train::check(request), 0; });
 
   const Compute compute = start_compute(share_of_machine(arguments.compute, launch));
@@ -422,6 +426,28 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
                                       : train::RunFolder::Mode::kNew;
   train::Prepared prepared;
   std::unique_ptr<train::RunFolder> run;
+  bool begun = resuming;  // the folder holds work
+  // What fails before there is a checkpoint of its steps brings back the run that would have been replaced.
+  const auto or_as_before = [&](const auto& work) {
+    try {
+      return work();
+    } catch (const Stopped&) {
+      throw;
+    } catch (const std::exception&) {
+      if (begun && run && run->replaces()) {
+        note("the run that was in '" + folder.string() + "' before is in '" + (folder / ".replaced").string() +
+             "' until this one has a checkpoint after a step");
+      } else if (run && run->replaces()) {
+        try {
+          run->discard();
+          note("the run that was in '" + folder.string() + "' before is still there");
+        } catch (const Error& problem) {
+          note(message_of(problem));  // and what failed first is what counts
+        }
+      }
+      throw;
+    }
+  };
   if (resuming) {
     if (!arguments.given.is_null() || arguments.search_lr || !arguments.recipe.empty() || any_mask_option ||
         !arguments.model.empty() || !arguments.weights.empty() || !arguments.branch.empty() || arguments.violin ||
@@ -460,12 +486,14 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
     train::expect_same(*processes, nn::json_text(config), "data, model or options are others");
     if (first) {
       run = std::make_unique<train::RunFolder>(folder, mode);
-      // Weights that came from elsewhere are kept until the first checkpoint; config.json makes the folder a run.
-      if (!request.weights.empty()) {
-        checkpoint::save_model(run->initial_weights(), *prepared.model, prepared.task.preprocessing,
-                               prepared.task.classes);
-      }
-      run->write("config.json", config);
+      or_as_before([&] {
+        // Weights that came from elsewhere are kept until the first checkpoint; config.json makes the folder a run.
+        if (!request.weights.empty()) {
+          checkpoint::save_model(run->initial_weights(), *prepared.model, prepared.task.preprocessing,
+                                 prepared.task.classes);
+        }
+        run->write("config.json", config);
+      });
     }
   }
   if (first) {
@@ -493,7 +521,6 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
                   " continues");
   };
 
-  bool begun = resuming;  // the folder holds work
   if (train::first_says(*processes, first && !run->has_checkpoint() &&
                                         train::read_json_file(folder / "config.json").value("lr_search", false))) {
     // Every candidate, and a search that was interrupted, begins with the same weights.
@@ -503,8 +530,8 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
         return std::make_shared<nn::VisionTransformer>(prepared.task.model, prepared.task.options.seed);
       return load_initial(*run, prepared.task);
     };
-    const train::RateSearch search =
-        train::search_rate(prepared.task, prepared.dataset, fresh, run.get(), trainer_options);
+    const train::RateSearch search = or_as_before(
+        [&] { return train::search_rate(prepared.task, prepared.dataset, fresh, run.get(), trainer_options); });
     if (!search.finished) return stopped("learning rates that were tried to the end are");
     begun = true;
     prepared.model = fresh();
@@ -520,17 +547,17 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
     trainer_options.listener->on_start("learning rate " + number_text(search.best, "%g") + " did best" + tied +
                                        "; training on all images");
   }
-  const auto trainer = [&] {
+  const auto trainer = or_as_before([&] {
     try {
       return std::make_unique<train::Trainer>(prepared.task, prepared.dataset, prepared.model, run.get(),
                                               trainer_options);
     } catch (const Error&) {
-      if (first && !begun) run->discard();  // nothing to resume, and another try may use the folder
+      if (first && !begun && !run->replaces()) run->discard();  // nothing to resume, and another try may use the folder
       throw;
     }
-  }();
+  });
   if (resuming) trainer->resume();
-  const train::Outcome outcome = trainer->train();
+  const train::Outcome outcome = or_as_before([&] { return trainer->train(); });
   if (!outcome.finished) return stopped("everything so far is");
   report.finish();
   processes->leave();

@@ -22,6 +22,29 @@ TEST(LoadModel, MissingWeightsAreAnErrorUnlessAllowed) {
   EXPECT_EQ(loaded.model->blocks[1]->mlp->fc2->bias.abs().max().item<float>(), 0);
 }
 
+// Tensors of a .pth may share a storage; a model's parameters have their own.
+TEST(LoadModel, ASmallFileDoesNotBecomeALargeModel) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("shared.pth");
+  const auto write = [&](int depth) {
+    nn::ModelConfig config = small_model();
+    config.embed_dim = 256;
+    config.depth = depth;
+    std::vector<std::pair<std::string, std::string>> items;
+    const std::int64_t largest = 4 * 256 * 256;
+    for (const auto& [name, tensor] : nn::state(nn::VisionTransformer(config, nn::Uninitialised{}))) {
+      items.emplace_back(
+          name, op::tensor(op::storage("FloatStorage", "0", largest), 0, tensor.sizes().vec(), tensor.strides().vec()));
+    }
+    put(path, torch_file(op::dict(items), {std::string(4 * static_cast<std::size_t>(largest), '\0')}));
+  };
+  write(4);  // 13 MB of tensors
+  EXPECT_EQ(load_model(path, {.num_heads = 2}).model->blocks.size(), 4U);
+  write(40);
+  const std::string message = message_of([&] { load_model(path, {.num_heads = 2}); });
+  EXPECT_TRUE(contains(message, path) && contains(message, "share memory")) << message;
+}
+
 TEST(LoadModel, UnexpectedTensorsAreReported) {
   const Fixture fixture;
   NamedTensors more = state_of(*fixture.model);

@@ -94,6 +94,11 @@ TEST_F(Evaluating, OtherImagesAreTakenWhole) {
   manifest.close();
   EXPECT_EQ(evaluate("run", "manifest/list.csv").at("images"), 30);
   EXPECT_TRUE(noted("was trained on 27 of these 30 images")) << notes_;
+  // Copies elsewhere, one of them new.
+  fs::copy(path("photos"), path("copies"), fs::copy_options::recursive);
+  fs::copy_file(path("new/class_0/image_500.png"), path("copies/class_0/image_500.png"));
+  EXPECT_EQ(evaluate("run", "copies").at("images"), 31);
+  EXPECT_TRUE(noted("27 of these 31 images have the names of images that the run was trained on")) << notes_;
   // One image more, and nobody knows what the split was.
   fs::copy_file(path("new/class_0/image_500.png"), path("photos/class_0/image_500.png"));
   EXPECT_EQ(evaluate("run", "photos").at("images"), 31);
@@ -196,6 +201,31 @@ TEST_F(Evaluating, OutputsNeverReplaceImagesOrLists) {
   const Outcome torch_name = run_violin({"convert", path("run"), path("weights.pth")});
   EXPECT_EQ(torch_name.code, 2);
   EXPECT_FALSE(fs::exists(path("weights.pth")));
+}
+
+TEST_F(Evaluating, ImagesOfARunsOwnSplitsMayHaveEqualNames) {
+  for (const char* split : {"train", "val"}) tests::write_images(path("split") + "/" + split, 3, 4);
+  train("run", "split", {});
+  EXPECT_EQ(evaluate("run", "split").at("split"), "val");
+  EXPECT_FALSE(noted("trained on")) << notes_;
+}
+
+TEST_F(Evaluating, TwoOutputsAreTwoFilesHoweverTheyAreSpelled) {
+  train("run", "photos", {});
+  fs::create_directories(path("sub"));
+  const Outcome outcome = run_violin({"eval", path("run"), "--data", path("photos"), "--predictions", path("p.csv"),
+                                      "--confusion", path("sub/../p.csv")});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_NE(outcome.err.find("--predictions and --confusion name the same file"), std::string::npos) << outcome.err;
+  EXPECT_FALSE(fs::exists(path("p.csv")));
+  EXPECT_EQ(run_violin({"curves", "--svg", path("a.png"), "--png", path("./a.png")}).code, 2);
+}
+
+TEST_F(Evaluating, OneResolutionThatIsAskedForIsSaid) {
+  train("run", "photos", {});
+  const json rows = evaluate("run", "photos", {"--resolutions", "8"}).at("resolutions");
+  ASSERT_EQ(rows.size(), 1U);
+  EXPECT_EQ(rows[0].at("resolution"), 8);
 }
 
 TEST_F(Evaluating, AWrongResolutionCostsNoEvaluation) {

@@ -1,7 +1,5 @@
 // train, finetune, eval and predict, end to end, as a user runs them.
-#include <fcntl.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -10,79 +8,13 @@
 #include <nlohmann/json.hpp>
 #include <regex>
 
-#include "tests/cli/process.h"
-#include "tests/train/helpers.h"
-#include "violin/checkpoint/tensor_file.h"
+#include "tests/cli/training.h"
 
 namespace violin {
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-
-class Training : public ::testing::Test {
- protected:
-  void SetUp() override {
-    tests::write_images(folder_.path() / "data/train", 4, 10);
-    tests::write_images(folder_.path() / "data/val", 4, 3, 16, 100);
-    tests::write_images(folder_.path() / "data/test", 4, 3, 16, 200);
-    std::ofstream(folder_.path() / "model.json")
-        << R"({"img_size": 16, "patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 2, "class_token": false,
-               "global_pool": "avg", "fc_norm": false, "violin": {}})";
-  }
-  std::string file(const std::string& name) const { return (folder_.path() / name).string(); }
-  std::vector<std::string> train_arguments(const std::string& run) const {
-    return {"train",
-            "--data",
-            file("data"),
-            "--config",
-            file("model.json"),
-            "--out",
-            file(run),
-            "--epochs",
-            "3",
-            "--batch-size",
-            "8",
-            "--lr",
-            "2e-3",
-            "--threads",
-            "1",
-            "--workers",
-            "1",
-            "--warmup-epochs",
-            "1"};
-  }
-  TemporaryFolder folder_;
-};
-
-std::vector<std::string> with(std::vector<std::string> arguments, const std::vector<std::string>& more) {
-  arguments.insert(arguments.end(), more.begin(), more.end());
-  return arguments;
-}
-
-void expect_same_tensors(const fs::path& a, const fs::path& b) {
-  const auto left = checkpoint::TensorFile::open(a), right = checkpoint::TensorFile::open(b);
-  const auto tensors = left.tensors();
-  ASSERT_EQ(tensors.size(), right.tensors().size());
-  for (const auto& [name, tensor] : tensors) EXPECT_TRUE(at::equal(tensor, right.tensor(name))) << name;
-}
-
-// Starts the command and returns at once.
-pid_t start(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), VIOLIN_BINARY);
-  std::vector<char*> raw;
-  raw.reserve(arguments.size() + 1);
-  for (std::string& argument : arguments) raw.push_back(argument.data());
-  raw.push_back(nullptr);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
-  posix_spawn_file_actions_addopen(&actions, 2, "/dev/null", O_WRONLY, 0);
-  pid_t child = 0;
-  EXPECT_EQ(posix_spawn(&child, VIOLIN_BINARY, &actions, nullptr, raw.data(), environ), 0);
-  posix_spawn_file_actions_destroy(&actions);
-  return child;
-}
 
 TEST_F(Training, FromAFolderToPredictions) {
   const Outcome trained = run_violin(with(train_arguments("run"), {"--json"}));
@@ -218,68 +150,13 @@ TEST_F(Training, TheCardNamesTheWeightsThatThereAre) {
   EXPECT_NE(card.find("last/model.safetensors"), std::string::npos) << card;
 }
 
-TEST_F(Training, ASignalLeavesARunThatResumesToTheSameBits) {
-  ASSERT_EQ(run_violin(train_arguments("whole")).code, 0);
-  for (const int signal_number : {SIGINT, SIGTERM, SIGKILL}) {
-    const std::string run = "run_" + std::to_string(signal_number);
-    const pid_t child = start(train_arguments(run));
-    const fs::path state = folder_.path() / run / "last/state.json";
-    for (int i = 0; i < 2000 && !fs::exists(state); ++i) ::usleep(5000);
-    ::usleep(30000);
-    ::kill(child, signal_number);
-    int status = 0;
-    ASSERT_EQ(::waitpid(child, &status, 0), child);
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;  // it was done already
-    if (signal_number != SIGKILL) {
-      EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1);
-    }
-    const Outcome resumed = run_violin({"train", "--resume", file(run), "--threads", "1"});
-    ASSERT_EQ(resumed.code, 0) << resumed.err;
-    expect_same_tensors(folder_.path() / "whole/last/model.safetensors",
-                        folder_.path() / run / "last/model.safetensors");
-    expect_same_tensors(folder_.path() / "whole/best/model.safetensors",
-                        folder_.path() / run / "best/model.safetensors");
-  }
-}
-
-TEST_F(Training, AnExistingRunIsContinuedOrReplacedOnlyOnRequest) {
-  ASSERT_EQ(run_violin(with(train_arguments("run"), {"--epochs", "1"})).code, 2);  // --epochs twice
-  std::vector<std::string> arguments = train_arguments("run");
+TEST_F(Training, TheConfigurationOfARunWithAdaptersRepeatsIt) {
+  std::vector<std::string> arguments = with(train_arguments("run"), {"--recipe", "lora", "--rank", "2"});
   ASSERT_EQ(run_violin(arguments).code, 0);
-  const Outcome again = run_violin(arguments);
-  EXPECT_EQ(again.code, 1);
-  EXPECT_NE(again.err.find("--resume continues it, --force replaces it"), std::string::npos) << again.err;
-  EXPECT_EQ(run_violin(with(arguments, {"--force"})).code, 0);
-  const Outcome changed = run_violin({"train", "--resume", file("run"), "--lr", "1"});
-  EXPECT_EQ(changed.code, 2);
-  const Outcome finished = run_violin({"train", "--out", file("run"), "--resume", "--json"});
-  EXPECT_EQ(finished.code, 0) << finished.err;
-  EXPECT_NE(finished.err.find("is finished: nothing is left to train"), std::string::npos) << finished.err;
-  std::ifstream result(file("run/result.json"));
-  EXPECT_EQ(json::parse(finished.out).at("seconds"), json::parse(result).at("seconds"));
-}
-
-TEST_F(Training, ARunWhoseImagesCannotBeReadReplacesNone) {
-  ASSERT_EQ(run_violin(train_arguments("run")).code, 0);
-  fs::copy(file("data"), file("broken"), fs::copy_options::recursive);
-  for (const auto& entry : fs::recursive_directory_iterator(file("broken/val")))
-    if (entry.is_regular_file()) std::ofstream(entry.path()) << "no image";
-  std::vector<std::string> arguments = with(train_arguments("run"), {"--force"});
-  arguments[2] = file("broken");
-  const Outcome outcome = run_violin(arguments);
-  EXPECT_EQ(outcome.code, 1);
-  EXPECT_NE(outcome.err.find("none of the 12 images of val can be read"), std::string::npos) << outcome.err;
-  EXPECT_TRUE(fs::exists(file("run/best/model.safetensors")));
-  EXPECT_TRUE(fs::exists(file("run/result.json")));
-}
-
-TEST_F(Training, WeightsOfTheBestEpochThatAreGoneAreMissed) {
-  ASSERT_EQ(run_violin(train_arguments("run")).code, 0);
-  std::ofstream(file("run/best/model.safetensors")) << "half";
-  const Outcome outcome = run_violin({"train", "--resume", file("run")});
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_NE(outcome.err.find("cannot be read: which epoch is best is decided anew"), std::string::npos) << outcome.err;
-  EXPECT_NE(outcome.out.find("last/model.safetensors"), std::string::npos) << outcome.out;
+  const Outcome again = run_violin({"train", "--data", file("data"), "--options", file("run/config.json"), "--out",
+                                    file("again"), "--threads", "1", "--workers", "1"});
+  ASSERT_EQ(again.code, 0) << again.err;
+  expect_same_tensors(file("run/last/model.safetensors"), file("again/last/model.safetensors"));
 }
 
 TEST_F(Training, AMaskThatWasTrainedStaysUnlessOtherThanItIsAskedFor) {

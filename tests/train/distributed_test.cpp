@@ -7,6 +7,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <fmt/format.h>
+
 #include <cstring>
 #include <fstream>
 #include <map>
@@ -278,6 +280,14 @@ nlohmann::json last_epoch(const fs::path& run) {
   return last;
 }
 
+// Of a run that is being written.
+unsigned epochs_done(const fs::path& run) {
+  unsigned epochs = 0;
+  std::ifstream log(run / "log.jsonl");
+  for (std::string line; std::getline(log, line);) epochs += line.find(R"("type":"epoch")") != std::string::npos;
+  return epochs;
+}
+
 constexpr double kRounding = 2e-5;
 
 TEST_F(Together, TwoProcessesGoTheWayOfOne) {
@@ -330,23 +340,36 @@ TEST_F(Together, ARunOfTwoGoesOnWithOneAndWithFour) {
   EXPECT_LT(largest_difference(alone.path() / weights, file("together") / weights), kRounding);
 }
 
+TEST_F(Together, ARunWhoseBestWeightsAreGoneGoesOn) {
+  ASSERT_EQ(mpirun(new_run("run", "1")).code, 0);
+  fs::remove(file("run/result.json"));
+  fs::remove(file("run/best/model.safetensors"));
+  const Finished resumed = mpirun(violin({"--resume", file("run")}));
+  EXPECT_EQ(resumed.code, 0) << resumed.err;
+  EXPECT_NE(resumed.err.find("which epoch is best is decided anew"), std::string::npos) << resumed.err;
+}
+
+// A random moment of the first third of the run, told by the run's own log: a clock would be late on a fast machine.
 TEST_F(Together, ADeadProcessEndsTheOtherAndTheRunGoesOn) {
-  const pid_t run = start(new_run("run", "40"));
+  constexpr unsigned kEpochs = 150;
+  const pid_t run = start(new_run("run", std::to_string(kEpochs)));
   ASSERT_GT(run, 0);
-  for (int i = 0; i < 4000 && !fs::exists(file("run/last/state.json")); ++i) ::usleep(5000);
   std::random_device random;
-  const auto pause = random() % 700;
+  const unsigned epoch = 1 + random() % (kEpochs / 3);
+  const unsigned pause = random() % 20;
+  const std::string moment = fmt::format("{} ms after epoch {}", pause, epoch);
+  for (int i = 0; i < 4000 && epochs_done(file("run")) < epoch; ++i) ::usleep(5000);
   ::usleep(pause * 1000);
   const pid_t victim = process_of(run, static_cast<int>(random() % 2));
-  ASSERT_GT(victim, 0) << text("err");
+  ASSERT_GT(victim, 0) << moment << ": " << text("err");
   ::kill(victim, SIGKILL);
   const Finished ended = wait(run);
-  EXPECT_NE(ended.code, 0) << "after " << pause << " ms";
+  EXPECT_NE(ended.code, 0) << moment;
   EXPECT_NE(ended.err.find("signal 9"), std::string::npos) << ended.err;
-  EXPECT_EQ(train::read_json_file(file("run/config.json")).at("options").at("epochs"), 40);
+  EXPECT_EQ(train::read_json_file(file("run/config.json")).at("options").at("epochs"), kEpochs);
   const Finished resumed = mpirun(violin({"--resume", file("run")}));
-  EXPECT_EQ(resumed.code, 0) << "killed after " << pause << " ms: " << resumed.err;
-  EXPECT_EQ(train::read_json_file(file("run/result.json")).at("steps"), 200);
+  EXPECT_EQ(resumed.code, 0) << "killed " << moment << ": " << resumed.err;
+  EXPECT_EQ(train::read_json_file(file("run/result.json")).at("steps"), kEpochs * 5);
 }
 
 TEST_F(Together, AProblemOfOneProcessEndsAllWithOneLine) {

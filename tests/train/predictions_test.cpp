@@ -58,6 +58,8 @@ TEST(Predictions, FilesRoundTripAndMistakesAreNamed) {
   EXPECT_EQ(back[2].label, "a \"cat\"");
   EXPECT_TRUE(back[0].right());
   EXPECT_FALSE(back[1].right());
+  write_file_atomically(file, "\xef\xbb\xbf" + train::to_csv(rows("101")));  // as spreadsheets save it
+  EXPECT_EQ(train::read_predictions(file).size(), 3U);
   EXPECT_THROW(train::compare(rows("101"), rows("10")), Error);
   std::vector<train::Prediction> others = rows("101");
   others[1].image = "elsewhere";

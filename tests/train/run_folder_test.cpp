@@ -38,6 +38,91 @@ TEST(RunFolder, IsNeverOverwrittenByAccident) {
   EXPECT_TRUE(fs::exists(folder.path() / "photos" / "a.txt"));
 }
 
+TEST(RunFolder, AReplacedRunIsKeptUntilTheNextHasACheckpoint) {
+  using Mode = train::RunFolder::Mode;
+  const TemporaryFolder folder;
+  const fs::path path = folder.path() / "run";
+  const auto seed_of = [&](const fs::path& where) { return train::read_json_file(where / "config.json").at("seed"); };
+  const auto write_config = [&](const train::RunFolder& run, int seed) {
+    nlohmann::ordered_json config = kRunConfig;
+    config["seed"] = seed;
+    run.write("config.json", config);
+  };
+  const auto checkpoint = [&](const train::RunFolder& run, const std::string& text) {
+    run.replace_last([&](const fs::path& where) { std::ofstream(where / "state.json") << text; });
+  };
+  {
+    const train::RunFolder run(path, Mode::kReplace);  // of nothing
+    EXPECT_FALSE(run.replaces());
+    write_config(run, 1);
+    checkpoint(run, R"({"step": 1})");
+  }
+  {
+    const train::RunFolder run(path, Mode::kReplace);
+    EXPECT_TRUE(run.replaces());
+    EXPECT_FALSE(run.has_checkpoint());
+    std::ofstream(run.initial_weights()) << "weights";
+    write_config(run, 2);
+    checkpoint(run, R"({"step": 0})");  // of what training begins with
+    EXPECT_TRUE(run.replaces());
+    checkpoint(run, "broken");
+    EXPECT_TRUE(run.replaces());
+    run.discard();
+    EXPECT_FALSE(run.replaces());
+    EXPECT_EQ(seed_of(path), 1);
+    EXPECT_TRUE(run.has_checkpoint());
+    EXPECT_FALSE(fs::exists(run.initial_weights()));
+  }
+  {
+    // Killed before it wrote its config.json, which is what tells a run.
+    const train::RunFolder run(path, Mode::kReplace);
+    std::ofstream(run.initial_weights()) << "weights";
+  }
+  EXPECT_THROW(train::check_run_folder(path, Mode::kNew), Error);
+  {
+    const train::RunFolder run(path, Mode::kResume);
+    EXPECT_EQ(seed_of(path), 1);
+    EXPECT_TRUE(run.has_checkpoint());
+    EXPECT_FALSE(fs::exists(run.initial_weights()));
+  }
+  {
+    // Killed between two files on their way, there or back.
+    fs::create_directories(path / ".replaced");
+    fs::rename(path / "last", path / ".replaced" / "last");
+    EXPECT_TRUE(train::RunFolder(path, Mode::kResume).has_checkpoint());
+    fs::create_directories(path / ".replaced");
+    fs::rename(path / "config.json", path / ".replaced" / "config.json");
+    EXPECT_TRUE(train::RunFolder(path, Mode::kResume).has_checkpoint());
+    EXPECT_EQ(seed_of(path), 1);
+    EXPECT_FALSE(fs::exists(path / ".replaced"));
+  }
+  // Replaced by one that was killed, which is replaced in turn: the first is what is worth keeping.
+  for (const int seed : {2, 3}) write_config(train::RunFolder(path, Mode::kReplace), seed);
+  {
+    const train::RunFolder run(path, Mode::kResume);
+    EXPECT_EQ(seed_of(path), 3);
+    EXPECT_EQ(seed_of(path / ".replaced"), 1);
+    checkpoint(run, R"({"step": 3})");
+    EXPECT_FALSE(run.replaces());
+    EXPECT_FALSE(fs::exists(path / ".replaced"));
+  }
+  EXPECT_EQ(seed_of(path), 3);
+  // Killed while the replaced run was removed, or before: what the new one has stays.
+  const auto step_of = [&] { return train::read_json_file(path / "last" / "state.json").at("step"); };
+  for (const char* where : {".replaced", ".replaced.gone"}) {
+    for (const bool whole : {true, false}) {
+      if (std::string(where) == ".replaced" && !whole) continue;  // it is renamed before anything is removed
+      fs::create_directories(path / where / "last");
+      std::ofstream(path / where / "last" / "state.json") << R"({"step": 9})";
+      if (whole) std::ofstream(path / where / "config.json") << kRunConfig;
+      EXPECT_FALSE(train::RunFolder(path, Mode::kResume).replaces());
+      EXPECT_EQ(step_of(), 3);
+      EXPECT_EQ(seed_of(path), 3);
+      EXPECT_FALSE(fs::exists(path / where));
+    }
+  }
+}
+
 // A model from elsewhere is called as a run's files are.
 TEST(RunFolder, AFolderOfAnotherProgramIsRefusedAndKept) {
   using Mode = train::RunFolder::Mode;

@@ -127,6 +127,53 @@ TEST(Trainer, AStopBetweenShortEpochsLosesNothing) {
   expect_equal_runs(folder.path() / "whole", folder.path() / "broken");
 }
 
+// Evaluating may take longer than whoever stops a run waits.
+TEST(Trainer, AStopDuringAnEvaluationLosesNothing) {
+  const TemporaryFolder folder;
+  write_images(folder.path() / "data" / "train", 4, 4);
+  write_images(folder.path() / "data" / "val", 4, 4, 16, 100);
+  write_images(folder.path() / "data" / "test", 4, 4, 16, 200);
+  train::Request request = tiny_request(folder.path() / "data");
+  request.options.epochs = 2;
+  train::RunFolder whole(folder.path() / "whole", train::RunFolder::Mode::kNew);
+  ASSERT_TRUE(train_run(train::prepare(request), &whole).finished);
+
+  struct Watch : train::Listener {
+    std::atomic<bool> stop = false;
+    int stop_in = 0;
+    void on_evaluation(std::int64_t) override { stop = --stop_in == 0; }
+  };
+  train::RunFolder broken(folder.path() / "broken", train::RunFolder::Mode::kNew);
+  broken.write("config.json", train::to_json(train::prepare(request).task));
+  // In the first epoch's evaluation, in the second's when the first has been made up for, and in that of test.
+  std::int64_t epoch = 0;
+  for (const int stop_in : {1, 2, 2}) {
+    Watch watch;
+    watch.stop_in = stop_in;
+    train::TrainerOptions options;
+    options.workers = 1;
+    options.listener = &watch;
+    options.stop = &watch.stop;
+    const train::Prepared prepared = reopened(folder.path() / "broken");
+    train::Trainer trainer(prepared.task, prepared.dataset, prepared.model, &broken, options);
+    trainer.resume();
+    const train::Outcome outcome = trainer.train();
+    EXPECT_FALSE(outcome.finished);
+    EXPECT_FALSE(outcome.test);
+    EXPECT_EQ(outcome.epochs, epoch++);
+  }
+  EXPECT_FALSE(fs::exists(broken.path() / "result.json"));
+  ASSERT_TRUE(train_run(reopened(folder.path() / "broken"), &broken, 0, true).finished);
+  expect_equal_runs(folder.path() / "whole", folder.path() / "broken");
+  expect_equal_files(folder.path() / "whole/best/model.safetensors", folder.path() / "broken/best/model.safetensors");
+  const nlohmann::json result = train::read_json_file(broken.path() / "result.json");
+  EXPECT_EQ(result.at("test").at("top1"), train::read_json_file(whole.path() / "result.json").at("test").at("top1"));
+  for (const nlohmann::json& line : train::read_log(broken.path())) {
+    if (line.at("type") != "epoch") continue;
+    EXPECT_GT(line.at("images_per_second").get<double>(), 0);
+  }
+}
+
 TEST(Trainer, GradientsEqualThoseOfTheReferencePath) {
   const auto gradients = [](std::optional<ops::Path> path) {
     ops::set_path(path);

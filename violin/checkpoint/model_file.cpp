@@ -89,6 +89,7 @@ class Loader {
     report.adapted = state_.renamed;
     result_.metadata = file_.metadata();
     choose_architecture();
+    check_bytes();
     fit_to_file();
     find_missing();
     build();
@@ -164,6 +165,22 @@ class Loader {
       config_.violin = infer_architecture(state_, {.img_size = config_.img_size}).config.violin;
     }
     note("the file has a mask, which the name does not say");
+  }
+
+  // Names of a .pth may share their numbers, parameters do not: a small file must not become a model without bound.
+  void check_bytes() const {
+    constexpr std::uintmax_t kMostShared = std::uintmax_t{64} << 20;
+    std::error_code ignored;
+    const std::uintmax_t file = std::filesystem::file_size(path_, ignored);
+    std::uintmax_t bytes = 0;
+    for (const StateEntry& entry : state_.entries) {
+      std::uintmax_t own = info(entry.dtype).size;
+      for (const std::int64_t size : entry.sizes) own *= static_cast<std::uintmax_t>(size);
+      bytes += own;
+    }
+    if (bytes > file + std::max(file, kMostShared))
+      throw Error(file_in_quotes(state_.file) + ": its tensors share memory, and would take " + std::to_string(bytes) +
+                  " bytes out of a file of " + std::to_string(file));
   }
 
   // `config_` becomes what can be loaded as it is; `wanted_` remembers the size to go to. Sizes that memory depends on

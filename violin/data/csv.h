@@ -10,10 +10,15 @@
 
 namespace violin::data {
 
+// Without the mark of UTF-8 that spreadsheets put first.
+inline std::string_view without_mark(std::string_view text) {
+  return text.starts_with("\xef\xbb\xbf") ? text.substr(3) : text;
+}
+
 // A quoted field may hold commas, line ends and doubled quotes. Mistakes are named with `name` and their line.
 class CsvReader {
  public:
-  CsvReader(std::string_view text, std::filesystem::path name) : text_(text), name_(std::move(name)) {}
+  CsvReader(std::string_view text, std::filesystem::path name) : text_(without_mark(text)), name_(std::move(name)) {}
 
   // False at the end of the file. Empty lines are passed over.
   bool next(std::vector<std::string>& fields);

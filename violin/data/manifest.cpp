@@ -123,8 +123,7 @@ std::vector<std::string> class_names(const std::set<std::string>& labels) {
 Dataset open_manifest(const fs::path& path, const DatasetOptions& options) {
   if (is_image_file(path)) throw Error("'" + path.string() + "' is an image: give a folder of images or a manifest");
   const Bytes bytes = read_file(path, kMaxFile);
-  std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  if (text.starts_with("\xef\xbb\xbf")) text.remove_prefix(3);
+  const std::string_view text = without_mark({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
   if (text.find('\0') != std::string_view::npos) throw Error("'" + path.string() + "' is not a text file");
   const std::size_t first = text.find_first_not_of(" \t\r\n");
   if (first == std::string_view::npos) throw Error("'" + path.string() + "' is empty");

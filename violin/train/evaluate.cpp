@@ -69,8 +69,13 @@ Evaluation Evaluator::run(nn::VisionTransformer& model, bool keep_logits) {
   MetricsSum sum(outputs);
   Evaluation result;
   std::vector<at::Tensor> kept;
+  const bool alone = processes_ == nullptr || processes_->world() == 1;
   loader_->start(picks_, options_.batch_size, 0);
   while (std::optional<data::Batch> batch = loader_->next()) {
+    if (alone && options_.stop != nullptr && options_.stop->load()) {
+      result.stopped = true;
+      break;
+    }
     if (batch->size() > 0) {
       const at::Tensor images = batch->images.to(options_.device, /*non_blocking=*/true);
       at::Tensor labels = batch->labels.to(options_.device, /*non_blocking=*/true);

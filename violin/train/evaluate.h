@@ -1,6 +1,7 @@
 // Accuracy of a model on labelled images.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -25,9 +26,12 @@ struct EvaluateOptions {
   // Logits' columns for the set's labels, where the set knows fewer or other classes than the model; empty: the same.
   std::vector<std::int64_t> columns;
   std::function<void(std::int64_t images)> progress;  // so many more are done
+  // Set by a signal: the evaluation ends with the batch. Several processes go on, because all have to.
+  const std::atomic<bool>* stop = nullptr;
 };
 
 struct Evaluation {
+  bool stopped = false;  // before the last image
   Metrics metrics;
   std::vector<data::BadImage> bad_images;
   // Per image that could be read, where asked for: its index in the set, and logits.

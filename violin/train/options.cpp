@@ -215,7 +215,7 @@ void check(const Options& o) {
   require(o.train_what != "adapters" || !o.adapter.empty(), "train_what", o.train_what,
           "an adapter beside it (adapter: lora or dora)");
   within("rank", o.rank, 1, 65536);
-  require(o.adapter_alpha > 0, "adapter_alpha", o.adapter_alpha, "above 0");
+  require(o.adapter_alpha > 0 && o.adapter_alpha <= 1e6, "adapter_alpha", o.adapter_alpha, "above 0 and at most 1e6");
   require(o.img_size == Size{} || (o.img_size.shorter() >= 1 && o.img_size.longer() <= data::kLargestSize), "img_size",
           o.img_size, "0, or sides of 1 to " + std::to_string(data::kLargestSize) + " pixels");
   if (!o.rand_augment.empty() && o.rand_augment != "none") data::parse_rand_augment(o.rand_augment);

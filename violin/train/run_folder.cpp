@@ -23,13 +23,15 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-// What a run consists of: what may be removed to make place for another. config.json goes last: it is what tells a run,
-// so a removal that was interrupted can be asked for again.
+// What a run consists of: what may be moved to make place for another. config.json goes last: it is what tells a run,
+// so a move that was interrupted can be told from one that was not.
 constexpr std::array kFiles = {"log.jsonl",           "log.csv",    "result.json", "lr_search.json", "README.md",
                                "report.html",         "last",       "last.next",   "last.old",       "best",
                                "initial.safetensors", "config.json"};
 
 constexpr std::string_view kInitial = "initial.safetensors";
+constexpr std::string_view kReplaced = ".replaced";
+constexpr std::string_view kForgotten = ".replaced.gone";
 
 std::string quoted(const fs::path& path) {
   return "'" + path.string() + "'";
@@ -94,6 +96,16 @@ json read_json_file(const fs::path& path) {
   return parsed;
 }
 
+std::optional<json> readable_object(const fs::path& path) {
+  std::error_code ignored;
+  if (!fs::exists(path, ignored)) return std::nullopt;
+  try {
+    return read_json_file(path);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
 std::optional<double> number_in(const json& object, const char* key) {
   const auto found = object.find(key);
   if (found == object.end() || !found->is_number()) return std::nullopt;
@@ -116,7 +128,7 @@ void check_run_folder(const fs::path& path, RunFolder::Mode mode) {
   or_error("cannot use " + quoted(path), [&] {
     const bool there = fs::exists(path);
     if (there && !fs::is_directory(path)) throw Error(quoted(path) + " is not a folder; give another with --out");
-    const bool run = there && is_run_folder(path);
+    const bool run = there && (is_run_folder(path) || is_run_folder(path / kReplaced));
     if (mode == Mode::kResume && !run) throw Error(quoted(path) + " holds no run that could be resumed");
     if (mode == Mode::kNew && run)
       throw Error(quoted(path) + " holds a run already; --resume continues it, --force replaces it");
@@ -124,7 +136,7 @@ void check_run_folder(const fs::path& path, RunFolder::Mode mode) {
     // What a run leaves that ended before it wrote anything else.
     for (const fs::directory_entry& entry : fs::directory_iterator(path)) {
       const std::string name = entry.path().filename().string();
-      if (name != ".lock" && !name.starts_with(kInitial))
+      if (name != ".lock" && name != kReplaced && name != kForgotten && !name.starts_with(kInitial))
         throw Error(quoted(path) + " is not empty and holds no run; give another folder with --out");
     }
   });
@@ -140,10 +152,8 @@ RunFolder::RunFolder(fs::path path, Mode mode) : path_(std::move(path)) {
     throw Error(quoted(path_) + " is in use by another process; wait for it or give another folder with --out");
   }
   or_error("cannot use " + quoted(path_), [&] {
-    if (mode == Mode::kReplace) {
-      for (const char* name : kFiles) fs::remove_all(path_ / name);
-    }
     recover();
+    if (mode == Mode::kReplace) set_aside();
   });
 }
 
@@ -151,12 +161,53 @@ RunFolder::~RunFolder() {
   if (lock_ >= 0) ::close(lock_);
 }
 
+bool RunFolder::replaces() const {
+  return !has_steps() && is_run_folder(path_ / kReplaced);
+}
+
 void RunFolder::discard() const {
   std::error_code ignored;
   for (const char* name : kFiles) fs::remove_all(path_ / name, ignored);
+  if (replaces()) or_error("cannot bring back the run that was in " + quoted(path_), [&] { bring_back(); });
+}
+
+void RunFolder::forget_replaced() const {
+  // A removal that is cut off must not look like a run that was being set aside.
+  std::error_code ignored;
+  fs::remove_all(path_ / kForgotten, ignored);
+  fs::rename(path_ / kReplaced, path_ / kForgotten, ignored);
+  fs::remove_all(path_ / kForgotten, ignored);
+}
+
+void RunFolder::set_aside() const {
+  const fs::path aside = path_ / kReplaced;
+  if (has_steps()) fs::remove_all(aside);  // where that failed before
+  // What is here may have replaced another run and come to nothing yet: then that one is kept.
+  if (fs::exists(aside) || !is_run_folder(path_)) {
+    for (const char* name : kFiles) fs::remove_all(path_ / name);
+    return;
+  }
+  fs::create_directories(aside);
+  for (const char* name : kFiles)
+    if (fs::exists(path_ / name)) fs::rename(path_ / name, aside / name);
+}
+
+void RunFolder::bring_back() const {
+  const fs::path aside = path_ / kReplaced;
+  for (const char* name : kFiles) {
+    if (!fs::exists(aside / name)) continue;
+    fs::remove_all(path_ / name);
+    fs::rename(aside / name, path_ / name);
+  }
+  fs::remove_all(aside);
+  if (has_checkpoint()) fs::remove(initial_weights());  // of the run that came to nothing
 }
 
 void RunFolder::recover() const {
+  // Killed while a run was set aside or brought back, or before the one that replaced it was told by its config.json.
+  const fs::path aside = path_ / kReplaced;
+  if (has_steps() && fs::exists(path_ / "config.json") && fs::exists(aside / "config.json")) forget_replaced();
+  if (fs::exists(aside) && !(fs::exists(aside / "config.json") && fs::exists(path_ / "config.json"))) bring_back();
   // Killed between two renames: what is complete is last.next (its state.json is written last of all), else last.old.
   if (!fs::exists(last())) {
     if (fs::exists(path_ / "last.next" / "state.json")) {
@@ -167,6 +218,8 @@ void RunFolder::recover() const {
   }
   fs::remove_all(path_ / "last.next");
   fs::remove_all(path_ / "last.old");
+  std::error_code ignored;
+  fs::remove_all(path_ / kForgotten, ignored);
 }
 
 void RunFolder::write(const std::string& name, const nlohmann::ordered_json& object) const {
@@ -233,6 +286,7 @@ void RunFolder::replace_last(const std::function<void(const fs::path& folder)>& 
       fs::rename(next, last());
     }
     fs::remove(initial_weights());
+    if (has_steps()) forget_replaced();
   } catch (const fs::filesystem_error& error) {
     std::error_code ignored;
     fs::remove_all(next, ignored);
@@ -245,12 +299,17 @@ void RunFolder::replace_last(const std::function<void(const fs::path& folder)>& 
 }
 
 std::string RunFolder::what_is_left() const {
-  return has_checkpoint() ? "; the previous checkpoint is still there"
-                          : "; there is no checkpoint yet, and --resume begins again";
+  if (has_steps()) return "; the previous checkpoint is still there";
+  return replaces() ? "; there is no checkpoint yet" : "; there is no checkpoint yet, and --resume begins again";
 }
 
 bool RunFolder::has_checkpoint() const {
   return fs::exists(last() / "state.json");
+}
+
+bool RunFolder::has_steps() const {
+  const std::optional<json> state = readable_object(last() / "state.json");
+  return state && number_in(*state, "step").value_or(0) > 0;
 }
 
 }  // namespace violin::train

@@ -5,6 +5,7 @@
 //   best/         model.safetensors of the best epoch on val
 //   (with --ema both hold ema.safetensors too, the average of the weights)
 //   initial.safetensors   what a run with given weights begins with, until the first checkpoint
+//   .replaced/    the run that was here before, until the first checkpoint after a step
 // A kill at any moment leaves it readable: single files are written beside and renamed, and the three files of last/
 // are exchanged as a folder, so they always belong together. One process at a time works in it.
 #pragma once
@@ -24,7 +25,7 @@ class RunFolder {
   enum class Mode {
     kNew,      // the folder must not hold a run
     kResume,   // it must
-    kReplace,  // the files of a run that is there are removed
+    kReplace,  // a run that is there is set aside until this one has a checkpoint after a step
   };
   // Throws violin::Error for what the mode does not allow, for a folder that is not a run's and not empty, and where
   // another process holds it.
@@ -48,13 +49,19 @@ class RunFolder {
   void truncate_log(std::int64_t bytes);
 
   // `fill` writes the files of the next last/ into the folder it is given; then the two are exchanged, and initial
-  // weights are no longer needed.
+  // weights and a run that was replaced are no longer needed.
   void replace_last(const std::function<void(const std::filesystem::path& folder)>& fill) const;
   bool has_checkpoint() const;
-  // Removes the files of the run.
+  bool has_steps() const;  // a checkpoint with more in it than the weights that training begins with
+  // Whether the run that was here before could be brought back.
+  bool replaces() const;
+  // Removes the files of the run and brings that one back.
   void discard() const;
 
  private:
+  void set_aside() const;
+  void forget_replaced() const;
+  void bring_back() const;
   void recover() const;
   std::string what_is_left() const;
   void write_csv() const;
@@ -72,7 +79,8 @@ bool is_run_config(const nlohmann::json& config);
 bool is_run_folder(const std::filesystem::path& path);
 // True for the place of a file that a run writes for itself; a page about it is none.
 bool is_run_file(const std::filesystem::path& path);
-nlohmann::json read_json_file(const std::filesystem::path& path);  // an object
+nlohmann::json read_json_file(const std::filesystem::path& path);                  // an object
+std::optional<nlohmann::json> readable_object(const std::filesystem::path& path);  // nothing where there is none
 // A number that may be missing, or null because it was not finite.
 std::optional<double> number_in(const nlohmann::json& object, const char* key);
 // The objects of log.jsonl that have a type; a last line that a kill cut off is left out.

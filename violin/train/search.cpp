@@ -43,8 +43,14 @@ RateSearch search_rate(const Task& task, const data::Dataset& dataset, const std
     known_trials = read_json_file(run->path() / "lr_search.json").dump();
   if (options.processes != nullptr) broadcast_text(*options.processes, known_trials);
   if (!known_trials.empty()) {
-    const nlohmann::json known = nlohmann::json::parse(known_trials);
-    for (const nlohmann::json& trial : known.at("trials")) search.trials.push_back(trial_from_json(trial));
+    try {
+      const nlohmann::json known = nlohmann::json::parse(known_trials);
+      for (const nlohmann::json& trial : known.at("trials")) search.trials.push_back(trial_from_json(trial));
+    } catch (const nlohmann::json::exception&) {
+      throw Error(
+          "lr_search.json of the run does not hold learning rates that were tried; without it, --resume tries them "
+          "anew");
+    }
   }
   const data::Dataset part = search_data(task, dataset);
   for (const double lr : candidate_rates()) {

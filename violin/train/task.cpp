@@ -103,6 +103,9 @@ Task task_from_json(const json& object) {
     throw Error("config.json is not that of a run; was it changed by hand?");
   }
   check(task.options);
+  if (std::ssize(task.classes) != task.model.num_classes)
+    throw Error("config.json names " + std::to_string(task.classes.size()) + " classes for a model with " +
+                std::to_string(task.model.num_classes) + "; was it changed by hand?");
   return task;
 }
 

@@ -109,9 +109,13 @@ Trainer::Trainer(Task task, data::Dataset dataset, nn::Model model, RunFolder* r
         at::tensor(data::class_weights(dataset_.train.class_counts()), at::kDouble).to(options_.device, at::kFloat);
   }
   optimizer_ = std::make_unique<AdamW>(parameter_groups(*model_, o), o);
-  std::vector<at::Tensor> watched;
-  for (const at::Tensor& parameter : model_->parameters())
-    if (parameter.requires_grad()) watched.push_back(parameter);
+  // Gradients come from the last parameter to the first, but for those of masks, which all layers get in the end.
+  std::vector<at::Tensor> watched, others;
+  for (const auto& parameter : model_->named_parameters()) {
+    if (!parameter.value().requires_grad()) continue;
+    (nn::is_mask_parameter(parameter.key()) ? watched : others).push_back(parameter.value());
+  }
+  watched.insert(watched.end(), others.begin(), others.end());
   processes().watch(watched);
   if (o.ema > 0) {
     const torch::NoGradGuard no_grad;
@@ -139,6 +143,7 @@ EvaluateOptions Trainer::evaluate_options() const {
   evaluating.device = options_.device;
   evaluating.precision = precision_;
   evaluating.on_bad_image = data::parse_on_bad_image(task_.options.on_bad_image);
+  evaluating.stop = options_.stop;
   return evaluating;
 }
 
@@ -260,7 +265,7 @@ void Trainer::step(const data::Batch& batch) {
   }
   loss_sum_ += loss.to(at::kDouble) * static_cast<double>(batch.size());
   norm_sum_ += norm.to(at::kDouble);
-  state_.seen += batch.size() * processes().world();
+  seen_ += batch.size() * processes().world();
   if (o.ema > 0) update_average(average_, averaged_, o.ema);
   ++state_.step;
   ++state_.batch;
@@ -285,6 +290,7 @@ Trainer::Wishes Trainer::collect(Wishes wishes) {
   if (bad > 0) not_finite("the loss or its gradient");
   state_.loss_sum += sums[0].item<double>();
   state_.norm_sum += sums[1].item<double>() / static_cast<double>(processes().world());
+  state_.seen += std::exchange(seen_, 0);
   loss_sum_.zero_();
   norm_sum_.zero_();
   if (sums.numel() == 3) return wishes;
@@ -294,7 +300,7 @@ Trainer::Wishes Trainer::collect(Wishes wishes) {
 void Trainer::not_finite(const std::string& what) const {
   throw NotFinite(what + " is no longer finite in epoch " + std::to_string(state_.epoch + 1) + " before step " +
                   std::to_string(state_.step) + "; " +
-                  (run_ != nullptr && run_->has_checkpoint() ? "the last checkpoint is good. " : "") +
+                  (run_ != nullptr && run_->has_steps() ? "the last checkpoint is good. " : "") +
                   "Lower the learning rate (--lr " + ordered_json(task_.options.peak_lr() / 4).dump() +
                   "), clip gradients (--clip-grad 1) or take --precision fp32");
 }
@@ -326,6 +332,7 @@ void Trainer::explain_memory(const std::string& reason, std::int64_t batch) {
   std::int64_t fits = (batch + o.accumulate - 1) / o.accumulate;
   const std::int64_t tried = fits;
   const auto [height, width] = task_.preprocessing.size;
+  model_->set_drop_draws({});  // those of the pass that failed
   for (bool done = false; !done && fits > 1;) {
     fits /= 2;
     optimizer_->clear_gradients();
@@ -364,19 +371,19 @@ bool Trainer::train_epoch() {
     const bool last = state_.batch >= batches_;
     // Several processes act on wishes in the same step: where they collect anyway.
     Wishes wishes = own_wishes();
-    if (options_.device.is_cpu() || state_.step % kCollectSteps == 0 || last) {
+    const bool logs = state_.step % kLogSteps == 0;
+    if (options_.device.is_cpu() || state_.step % kCollectSteps == 0 || logs || last) {
       wishes = collect(wishes);
     } else if (processes().world() > 1) {
       wishes = {};
     }
     stop_wished_ = wishes.stop;
     if (options_.listener != nullptr) {
-      const auto seen = static_cast<double>(std::max<std::int64_t>(state_.seen, 1));
+      const double loss = state_.seen > 0 ? state_.loss_sum / static_cast<double>(state_.seen) : std::nan("");
       options_.listener->on_step({epoch, task_.options.epochs, state_.batch, batches_,
-                                  batch->size() * processes().world(), state_.loss_sum / seen,
-                                  rate_at(state_.step - 1)});
+                                  batch->size() * processes().world(), loss, rate_at(state_.step - 1)});
     }
-    if (run_ != nullptr && state_.step % kLogSteps == 0) {
+    if (run_ != nullptr && logs) {
       run_->log({{"type", "step"},
                  {"step", state_.step},
                  {"epoch", epoch},
@@ -396,11 +403,10 @@ bool Trainer::train_epoch() {
     }
   }
   record();
-  end_epoch(since(begin), images * processes().world());
-  return true;
+  return end_epoch(since(begin), images * processes().world());
 }
 
-void Trainer::end_epoch(double epoch_seconds, std::int64_t epoch_images) {
+bool Trainer::end_epoch(double epoch_seconds, std::int64_t epoch_images) {
   const Options& o = task_.options;
   const std::int64_t epoch = state_.epoch;
   train_loss_ = state_.loss_sum / static_cast<double>(std::max<std::int64_t>(state_.seen, 1));
@@ -411,6 +417,10 @@ void Trainer::end_epoch(double epoch_seconds, std::int64_t epoch_images) {
   if (evaluator_ && due) {
     if (options_.listener != nullptr) options_.listener->on_evaluation(evaluator_->images());
     const Evaluation evaluation = evaluator_->run(*model_);
+    if (evaluation.stopped) {
+      save();  // after the last batch of the epoch: what comes next is to evaluate it
+      return false;
+    }
     check_readable(evaluation, "val", dataset_.val.size());
     val = evaluation.metrics;
     if (!std::isfinite(val->loss)) not_finite("the loss on val");
@@ -421,7 +431,10 @@ void Trainer::end_epoch(double epoch_seconds, std::int64_t epoch_images) {
       state_.best_epoch = epoch;
     }
   }
-  const double speed = epoch_seconds > 0 ? static_cast<double>(epoch_images) / epoch_seconds : 0;
+  // Of all epochs where this one was trained by a call that was stopped.
+  const double speed = epoch_images > 0 && epoch_seconds > 0 ? static_cast<double>(epoch_images) / epoch_seconds
+                       : state_.train_seconds > 0 ? static_cast<double>(state_.trained_images) / state_.train_seconds
+                                                  : 0;
   if (run_ != nullptr) {
     ordered_json line = {
         {"type", "epoch"},
@@ -456,6 +469,7 @@ void Trainer::end_epoch(double epoch_seconds, std::int64_t epoch_images) {
   state_.seen = 0;
   // Epochs over a few images are shorter than it takes to write them down.
   if (best || state_.epoch >= o.epochs || since(saved_) >= kPauseFactor * save_seconds_) save();
+  return true;
 }
 
 Outcome Trainer::train() {
@@ -467,8 +481,9 @@ Outcome Trainer::train() {
     save();
   }
   // A run that was finished before is measured again and stays as it is.
-  const bool was_finished =
-      state_.epoch >= o.epochs && run_ != nullptr && std::filesystem::exists(run_->path() / "result.json");
+  const std::optional<nlohmann::json> earlier =
+      state_.epoch >= o.epochs && run_ != nullptr ? readable_object(run_->path() / "result.json") : std::nullopt;
+  const bool was_finished = earlier.has_value();
   if (was_finished && options_.listener != nullptr)
     options_.listener->on_message("'" + run_->path().string() + "' is finished: nothing is left to train");
   Outcome outcome;
@@ -510,12 +525,13 @@ Outcome Trainer::train() {
     }
     const Evaluation evaluation =
         evaluate(*tested, dataset_.test, task_.preprocessing, evaluate_options(), false, &processes());
-    check_readable(evaluation, "test", dataset_.test.size());
-    outcome.test = evaluation.metrics;
+    outcome.finished = !evaluation.stopped;
+    if (outcome.finished) {
+      check_readable(evaluation, "test", dataset_.test.size());
+      outcome.test = evaluation.metrics;
+    }
   }
-  outcome.seconds = was_finished
-                        ? number_in(read_json_file(run_->path() / "result.json"), "seconds").value_or(state_.seconds)
-                        : seconds_now();
+  outcome.seconds = was_finished ? number_in(*earlier, "seconds").value_or(state_.seconds) : seconds_now();
   if (run_ != nullptr && processes().first() && outcome.finished && !was_finished) {
     ordered_json result = {{"epochs", outcome.epochs},
                            {"steps", outcome.steps},

@@ -100,7 +100,7 @@ class Trainer {
     std::int64_t batch = 0;  // of the epoch, the next one
     std::int64_t step = 0;   // of all epochs
     double loss_sum = 0;     // of this epoch
-    std::int64_t seen = 0;   // of this epoch, images of all processes
+    std::int64_t seen = 0;   // of this epoch, images of all processes whose losses are in the sum
     double norm_sum = 0;
     double best_top1 = -1;
     std::int64_t best_epoch = -1;
@@ -113,7 +113,7 @@ class Trainer {
   at::Tensor forward_backward(const at::Tensor& images, const at::Tensor& labels, const at::Tensor& targets,
                               const at::Tensor& draws);
   at::Tensor drop_draws(std::int64_t own) const;
-  void end_epoch(double epoch_seconds, std::int64_t epoch_images);
+  bool end_epoch(double epoch_seconds, std::int64_t epoch_images);  // false: stopped while it was evaluated
   // What a process wants done after a step; with several, what any of them wants.
   struct Wishes {
     bool stop = false;
@@ -156,6 +156,7 @@ class Trainer {
   std::vector<at::Tensor> average_, averaged_;  // its weights and what they follow
   at::Tensor class_weights_;
   at::Tensor loss_sum_, norm_sum_, bad_;   // on the device since the last collect()
+  std::int64_t seen_ = 0;                  // since then, images of all processes
   bool stop_wished_ = false;               // by any process, in the last step
   std::int64_t steps_now_ = 0;             // of this call
   std::set<std::string> reported_bad_;     // images of train

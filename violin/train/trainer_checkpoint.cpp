@@ -136,7 +136,7 @@ void Trainer::resume() {
     throw Error("state.json of the checkpoint is not the state of a run");
   }
   if (state_.best_epoch >= 0 && first_says(processes(), processes().first() && !is_readable(run_->best_weights()))) {
-    if (options_.listener != nullptr)
+    if (run_ != nullptr && options_.listener != nullptr)  // of several processes the first speaks
       options_.listener->on_message("'" + run_->best_weights().string() + "', of epoch " +
                                     std::to_string(state_.best_epoch + 1) +
                                     ", cannot be read: which epoch is best is decided anew");
