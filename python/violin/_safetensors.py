@@ -24,6 +24,13 @@ _DTYPES = {
 }  # fmt: skip
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _MAX_HEADER = 100_000_000
+_MAX_DIMENSIONS, _MAX_BYTES = 64, 2**63 - 1  # torch's
+
+
+def begins(start: bytes) -> bool:
+    """Whether a file that begins so looks like one of these. The header's length is below 2**32, or a pickle might begin
+    so too."""
+    return start[8:9] == b"{" and start[4:8] == bytes(4)
 
 
 def _header(data: memoryview, path: Path) -> tuple[dict[str, Any], int]:
@@ -37,7 +44,7 @@ def _header(data: memoryview, path: Path) -> tuple[dict[str, Any], int]:
         raise wrong("its header is longer than the file")
     try:
         header = json.loads(bytes(data[8 : 8 + length]).decode())
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # of bytes, of JSON, of numbers beyond all bounds
         raise wrong(f"its header is no JSON ({error})") from None
     if not isinstance(header, dict):
         raise wrong("its header is no JSON object")
@@ -64,6 +71,9 @@ def load_file(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str
         numbers = (*shape, begin, end) if isinstance(shape, list) else (None,)
         if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in numbers):
             raise Error(f"{path}: tensor {name!r} has a shape or offsets that are no whole numbers")
+        # Beside an empty side the others count as well: torch multiplies them.
+        if len(shape) > _MAX_DIMENSIONS or math.prod(max(n, 1) for n in shape) * dtype.itemsize > _MAX_BYTES:
+            raise Error(f"{path}: tensor {name!r} has a shape beyond every memory")
         count = math.prod(shape)
         if end - begin != count * dtype.itemsize or start + end > len(data):
             raise Error(f"{path}: tensor {name!r} does not fit its place in the file")
@@ -83,6 +93,8 @@ def save_file(tensors: dict[str, Tensor], path: str | os.PathLike[str], metadata
         tensor = tensors[name]
         if tensor.dtype not in _NAMES:
             raise Error(f"tensor {name!r} is {tensor.dtype}, which safetensors files do not hold")
+        if tensor.is_meta:
+            raise Error(f"tensor {name!r} is on the device meta, where it has no numbers to write")
         header[name] = {
             "dtype": _NAMES[tensor.dtype],
             "shape": list(tensor.shape),

@@ -15,6 +15,8 @@ INITS = ("pretrain", "finetune", "none", "spread", "identity")
 PARAMETERISATIONS = ("auto", "sigmoid", "rate")
 #: Strategies that add alpha M to something: only alpha = 0 changes nothing.
 ADDING = ("mul_v2", "add_v1", "add_after_sm")
+#: Strategies that add to logits, of which a softmax sees differences alone: without a curve M is 1 everywhere.
+SHIFTING = ("add_v1", "log")
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,14 @@ class MaskConfig:
         if self.strategy in ADDING and not self.alpha:
             raise Error(f"alpha is False; expected True for init 'identity' with strategy {self.strategy}")
 
+    def check_fresh(self) -> None:
+        """For a mask that begins with its initial values; of one that was trained they say nothing."""
+        if self.init == "identity" and not self.names and self.strategy in SHIFTING:
+            raise Error(
+                f"strategy is {self.strategy!r}; expected another for init 'identity' where there is no curve: it adds "
+                "the same to all logits of a row, and alpha would receive no gradient"
+            )
+
     @property
     def names(self) -> list[str]:
         """The curves one by one."""
@@ -117,6 +127,8 @@ class MaskConfig:
 
     @classmethod
     def from_json(cls, block: dict[str, Any]) -> MaskConfig:
+        if not isinstance(block, dict):
+            raise Error(f"violin is {block!r}; expected an object with the fields of a mask")
         known = {field.name for field in fields(cls)}
         unknown = sorted(set(block) - known)
         if unknown:

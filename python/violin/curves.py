@@ -8,9 +8,11 @@ tensor([[0, 1, 2],
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +34,8 @@ SETS: dict[str, tuple[str, ...]] = {
 NAMES: tuple[str, ...] = (*SETS["violin"], "z", "z_T", "random", "manhattan")
 
 Curves = str | Sequence[str]
+
+_KEPT = 64  # ranks of so many grids and curves
 
 
 def text(curves: Curves) -> str:
@@ -81,17 +85,46 @@ def ranks(curve: Curves, grid: Sequence[int]) -> Tensor:
     return result.squeeze(0).squeeze(0) if single else result
 
 
-@functools.lru_cache(maxsize=64)
-def _coordinates(curves: str, height: int, width: int, device: torch.device) -> Tensor:
-    # An ordinary tensor whatever the caller is in: it is kept, and saved for a backward pass.
+@contextlib.contextmanager
+def plainly() -> Iterator[None]:
+    """Makes ordinary tensors whatever the caller is in, for those that are kept and saved for a backward pass."""
     with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _coordinates(curves: str, height: int, width: int, device: torch.device) -> Tensor:
+    with plainly():
         try:
             return torch.ops.violin.curve_ranks(curves, [height, width]).to(device)
         except ValueError as error:
             raise Error(str(error)) from None
 
 
+def _constants(number: int) -> dict[str, Callable[..., Tensor]]:
+    def made(name: str) -> Callable[..., Tensor]:
+        def ranks(*key: Any) -> Tensor:
+            return _coordinates(*key)
+
+        ranks.__code__ = ranks.__code__.replace(co_name=name)
+        return torch.compiler.assume_constant_result(ranks)
+
+    return {name: made(name) for name in (f"violin_ranks_{i}" for i in range(number))}
+
+
+#: The same function under many names: a compiled graph knows its constants by the name of the function that made them,
+#: and may hold ranks of several grids and curves.
+_CONSTANTS = _constants(512)
+_names: dict[tuple[Any, ...], str] = {}
+
+
 @torch.compiler.assume_constant_result
+def _name(*key: Any) -> str:
+    return _names.setdefault(key, f"violin_ranks_{len(_names) % len(_CONSTANTS)}")
+
+
 def coordinates(curves: str, height: int, width: int, device: torch.device) -> Tensor:
     """Ranks [C,A,N] on a device, kept: layers of equal grid share them, and compiled code holds them as a constant."""
+    if torch.compiler.is_dynamo_compiling():
+        return _CONSTANTS[_name(curves, height, width, device)](curves, height, width, device)
     return _coordinates(curves, height, width, device)

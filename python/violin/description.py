@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -52,6 +52,10 @@ def _side(size: Sequence[int]) -> int | list[int]:
     return int(size[0]) if size[0] == size[1] else [int(size[0]), int(size[1])]
 
 
+def _text(size: Sequence[int]) -> str:
+    return f"{size[0]}x{size[1]}"
+
+
 def _size_of(module: Any) -> tuple[int, int]:
     return (module, module) if isinstance(module, int) else (int(module[0]), int(module[1]))
 
@@ -77,9 +81,12 @@ def model_config(model: nn.Module) -> dict[str, Any]:
     need(isinstance(getattr(block, "mlp", None), nn.Module), f"blocks of another kind ({type(block).__name__})")
     if structure.family == "torchvision":
         need(isinstance(vit.conv_proj, nn.Conv2d), "a stem of convolutions")
-        need(len(vit.heads) == 1, "a hidden layer in its head")
+        heads = [name for name, _ in vit.heads.named_children()] if isinstance(vit.heads, nn.Sequential) else []
+        need(heads == ["head"], f"another head than one linear layer ({type(vit.heads).__name__} of {len(heads)})")
         size, conv, head = _size_of(vit.image_size), vit.conv_proj, vit.heads.head
-        fc1, norm, last, dim = block.mlp[0], block.ln_1, vit.encoder.ln, int(vit.hidden_dim)
+        fc1 = next(block.mlp.children(), None)
+        need(isinstance(fc1, nn.Linear), f"another kind of MLP ({type(block.mlp).__name__})")
+        norm, last, dim = getattr(block, "ln_1", None), vit.encoder.ln, int(vit.hidden_dim)
         scale = None
         config.update(class_token=True, distilled=False, reg_tokens=0, pos_embed="learn", no_embed_class=False)
         config.update(global_pool="token", fc_norm=False, qkv_bias=attention.in_proj_bias is not None)
@@ -89,10 +96,15 @@ def model_config(model: nn.Module) -> dict[str, Any]:
         for part in ("q_norm", "k_norm", "norm"):
             need(plain(getattr(attention, part, None)), f"{part} in its attention")
         need(plain(getattr(attention, "gate", None)), "gated attention")
+        for site in sites(structure):
+            qkv: Any = getattr(site.module, "qkv", None)
+            wrapped = described(site.name + ".qkv", qkv)
+            need(isinstance(getattr(qkv, "weight", None), Tensor), f"{wrapped} instead of a linear layer")
         need(plain(getattr(vit, "norm_pre", None)), "a norm before its blocks")
         need(plain(getattr(vit, "attn_pool", None)), "attention pooling")
         need(not getattr(vit, "pool_include_prefix", False), "prefix tokens in its average")
-        need(hasattr(block.mlp, "fc1") and hasattr(block.mlp, "fc2"), "another kind of MLP")
+        linear = all(isinstance(getattr(block.mlp, part, None), nn.Linear) for part in ("fc1", "fc2"))
+        need(linear, f"another kind of MLP ({type(block.mlp).__name__}), without linear fc1 and fc2")
         need(block.mlp.fc1.out_features == block.mlp.fc2.in_features, "a gated MLP")
         act = getattr(block.mlp, "act", None)
         need(isinstance(act, nn.GELU) and act.approximate == "none", f"{type(act).__name__} in its MLP")
@@ -101,8 +113,6 @@ def model_config(model: nn.Module) -> dict[str, Any]:
         embeds = isinstance(conv, nn.Conv2d) and all(map(plain, others))
         need(embeds, f"another patch embedding ({type(vit.patch_embed).__name__})")
         dim, head = int(vit.embed_dim), getattr(vit, "head", None)
-        if head is None or not hasattr(head, "weight"):
-            head = None
         patch = conv.kernel_size
         size = (structure.grid[0] * patch[0], structure.grid[1] * patch[1])
         own = getattr(vit.patch_embed, "img_size", None)
@@ -132,15 +142,19 @@ def model_config(model: nn.Module) -> dict[str, Any]:
             qkv_bias=attention.qkv.bias is not None,
         )
         resample = "timm" if structure.family == "timm" else "dino"
-    need(all(a % b == 0 for a, b in zip(size, conv.stride)) and conv.stride == conv.kernel_size, "overlapping patches")
+    need(conv.stride == conv.kernel_size, f"patches of {_text(conv.kernel_size)} at a distance of {_text(conv.stride)}")
     need(conv.padding in ((0, 0), "valid"), "padded patches")
+    # Both leave out the pixels of a patch that is not whole; timm may instead add some to it.
+    padded = getattr(getattr(vit, "patch_embed", None), "dynamic_img_pad", False)
+    whole = all(side % step == 0 for side, step in zip(size, conv.stride))
+    need(whole or not padded, f"images of {_text(size)} that are padded to patches of {_text(conv.stride)}")
     unusual = next(_unusual(structure, getattr(norm, "eps", 0.0), last), None)
     need(unusual is None, str(unusual))
     config = {
         "img_size": _side(size),
         "patch_size": _side(conv.kernel_size),
         "in_chans": conv.in_channels,
-        "num_classes": 0 if head is None else int(head.weight.shape[0]),
+        "num_classes": int(head.weight.shape[0]) if hasattr(head, "weight") else 0,
         "embed_dim": dim,
         "depth": len(structure.blocks),
         "num_heads": int(attention.num_heads),
@@ -197,9 +211,6 @@ def _unusual(structure: Structure, eps: float, last: nn.Module | None) -> Iterat
 
 def mask_config(structure: Structure) -> MaskConfig | None:
     """What the masks of a model are, plugged in or built with :class:`~violin.Attention`."""
-    plugged = getattr(structure.vit, "_violin", None)
-    if plugged is not None:
-        return plugged.config
     found = [(site, cast(Any, site.module)) for site in sites(structure)]
     found = [(site, layer) for site, layer in found if isinstance(getattr(layer, "violin", None), ViolinMask)]
     if not found:
@@ -219,6 +230,29 @@ def mask_kind(config: MaskConfig) -> dict[str, Any]:
     result = replace(config, blocks=None).to_json()
     result.pop("init")
     return {**result, "curves": config.names}
+
+
+def disagreement(
+    structure: Structure, described: Mapping[str, Any], positions: bool, chosen: Collection[str] = ()
+) -> str | None:
+    """What a description (:func:`violin._fields.checked`) says otherwise than a model, of what tensors do not prove; None
+    where they agree. positions: the weights have a position per patch, and the grid matters. chosen: fields that the
+    model has otherwise because its builder wants it so."""
+    norms = [child for _, block in structure.blocks for child in block.children()] + [structure.norm]
+    found: list[tuple[str, Any]] = [("num_heads", int(cast(Any, site.module).num_heads)) for site in sites(structure)]
+    found += [("norm_eps", norm.eps) for norm in norms if isinstance(norm, nn.LayerNorm)]
+    pool = getattr(structure.vit, "global_pool", "")
+    if pool and described["global_pool"]:  # without pooling a model gives all tokens, and its caller pools
+        found.append(("global_pool", pool))
+    for field, ours in found:
+        theirs = described[field]
+        same = math.isclose(ours, theirs, rel_tol=1e-6) if field == "norm_eps" else ours == theirs
+        if not same and field not in chosen:
+            return f"{field} is {theirs!r} in the weights' description and {ours!r} in the model"
+    theirs, ours = native_grid(described), structure.grid
+    if positions and theirs != ours and math.prod(theirs) == math.prod(ours):  # 3x5 and 5x3 have tensors of equal shape
+        return f"the weights have positions for {_text(theirs)} patches and the model for {_text(ours)}"
+    return None
 
 
 def native_grid(config: Mapping[str, Any]) -> tuple[int, int]:

@@ -3,6 +3,9 @@
 import operator
 from typing import Any
 
+import torch
+from torch import Tensor
+
 
 class Error(ValueError):
     """A message for a person, naming the thing and the remedy."""
@@ -49,3 +52,12 @@ def pixels(name: str, value: Any) -> tuple[int, int]:
     except TypeError:
         pair = value
     return _pair(name, pair, value, "a number or (height, width), whole and from 1 on")
+
+
+def tensor(name: str, value: Any) -> None:
+    """A tensor that a caller gave. Compiled code traces this, and nothing of it is left there."""
+    if not isinstance(value, Tensor):
+        if not hasattr(type(value), "__torch_function__"):  # stand-ins of torch's tracers have it
+            raise Error(f"{name} is {'None' if value is None else 'a ' + type(value).__name__}; expected a tensor")
+    elif value.is_nested or value.layout != torch.strided:
+        raise Error(f"{name} is a {'nested' if value.is_nested else value.layout} tensor; expected a plain one")

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from .errors import Error, sides, whole
 from .mask import Tables, ViolinMask
@@ -35,6 +36,12 @@ def product_type(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype("cuda") if x.is_cuda and torch.is_autocast_enabled("cuda") else x.dtype
 
 
+def projection(vit: Any) -> nn.Module | None:
+    """The part of a transformer whose output's last two sides are the grid."""
+    part = vit.conv_proj if hasattr(vit, "conv_proj") else getattr(getattr(vit, "patch_embed", None), "proj", None)
+    return part if isinstance(part, nn.Module) else None
+
+
 class _Pass:
     """A pass through a transformer, with the tables made together last."""
 
@@ -51,7 +58,7 @@ class _OfThread(threading.local):
 
 
 class _Call:
-    """A call whose graph is alive."""
+    """A call whose graph, or the way to it, is alive."""
 
     def __init__(self, grid: tuple[int, int]) -> None:
         self.grid = grid
@@ -66,7 +73,7 @@ def _tensors(output: Any) -> list[Tensor]:
 
 
 class GridRecorder:
-    """Height and width of the patch grid in the current call; hook it to the convolution that makes the patches.
+    """Height and width of the patch grid in the current call: a hook of the convolution that makes the patches.
 
     hooked: it is, so that a call with another number of patches is an error. Without, layers on their own take a square.
 
@@ -82,9 +89,13 @@ class GridRecorder:
         self.grid: tuple[int, int] = self.native
         self._thread = _OfThread()
         self._calls: weakref.WeakSet[_Call] = weakref.WeakSet()
-        # Of calls whose patches have no gradient: those on their way to the norm, by thread, and those that never came.
-        self._pending: dict[int, tuple[int, int]] = {}
-        self._untracked: set[tuple[int, int]] = set()
+        # Of calls whose patches have no gradient: those on their way to one, by thread, and what blocks were given
+        # until then, which activation checkpointing keeps as long as it may run them again.
+        self._pending: dict[int, _Call] = {}
+        self._untracked: Any = WeakTensorKeyDictionary()
+        self._vit: weakref.ref[nn.Module] | None = None  # whose projection this is hooked to
+        self._hooked_to: weakref.ref[nn.Module] | None = None
+        self._by_hand = False  # the grid was given, not recorded
         self._replayed: dict[int, tuple[int, int]] = {}  # grids by the backward pass that is going on
         self.masks: list[ViolinMask] = []  # whose tables are made together, in the order of the layers
         self._passes: dict[int, _Pass] = {}  # that are going on, by thread
@@ -93,6 +104,7 @@ class GridRecorder:
     def __call__(self, module: nn.Module, args: Any, output: Tensor) -> None:
         self.record(output.shape[-2], output.shape[-1])
         if not torch.compiler.is_compiling():
+            self._by_hand = False
             self._track(output)
             current = self._passes.get(threading.get_ident())
             if current is not None:
@@ -101,12 +113,49 @@ class GridRecorder:
             self._give(product_type(output))
 
     def __getstate__(self) -> dict[str, Any]:
-        forgotten = {"_passes": {}, "_tracing": False, "_replayed": {}, "_pending": {}, "_thread": None, "_calls": None}
-        return {**self.__dict__, **forgotten}
+        fresh = {"_passes": {}, "_tracing": False, "_replayed": {}, "_pending": {}}
+        made_again = dict.fromkeys(("_thread", "_calls", "_untracked", "_vit", "_hooked_to"))
+        return {**self.__dict__, **fresh, **made_again}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._thread, self._calls = _OfThread(), weakref.WeakSet()
+        self._thread, self._calls, self._untracked = _OfThread(), weakref.WeakSet(), WeakTensorKeyDictionary()
+        self._vit = self._hooked_to = None  # the copy's own says in its first call
+        self.__dict__.setdefault("_by_hand", False)  # made by an older version
+
+    # -- the hook ------------------------------------------------------------------------------------------------------
+
+    def follow(self, vit: nn.Module) -> None:
+        """Hooks this to the projection of a transformer, unless it is: another may have taken its place."""
+        if self._vit is None or self._vit() is None:  # replicas come and go
+            self._vit = weakref.ref(vit)
+        part = projection(vit)
+        if part is not None and not self._is_hooked_to(part):
+            part.register_forward_hook(self)
+
+    @torch.compiler.assume_constant_result
+    def _follow_again(self, vit: nn.Module) -> bool:
+        """The same while compiled code is traced, now: a hook that the trace itself added would come too late."""
+        self.follow(vit)
+        return True
+
+    def _is_hooked_to(self, part: nn.Module) -> bool:
+        if self._hooked_to is not None and self._hooked_to() is part:
+            return True
+        # The part may have been wrapped in another.
+        found = any(hook is self for module in part.modules() for hook in module._forward_hooks.values())
+        if found:
+            self._hooked_to = weakref.ref(part)
+        return found
+
+    @torch.compiler.assume_constant_result
+    def _is_lost(self) -> bool:
+        """Whether the projection is one that this is not hooked to, so that the grid is that of an earlier call."""
+        vit = None if self._vit is None else self._vit()
+        if vit is None or self._by_hand:
+            return False
+        part = projection(vit)
+        return part is None or not self._is_hooked_to(part)
 
     # -- tables made together ------------------------------------------------------------------------------------------
 
@@ -114,7 +163,12 @@ class GridRecorder:
         """A forward pre-hook of the transformer: tables are shared by the layers within one pass, never beyond."""
         if torch.compiler.is_compiling():
             self._tracing = True
+            # Seen by the trace, so that it is made anew where another projection stands there.
+            part = projection(module)
+            if part is not None and not any(hook is self for hook in part._forward_hooks.values()):
+                self._follow_again(module)
         else:
+            self.follow(module)
             self._passes[threading.get_ident()] = _Pass()
 
     def end(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -202,6 +256,11 @@ class GridRecorder:
 
     # -- grids ---------------------------------------------------------------------------------------------------------
 
+    def tell(self, height: int, width: int) -> None:
+        """The grid of the next calls, where no patch embedding records it."""
+        self.record(height, width)
+        self._by_hand = True
+
     def record(self, height: int, width: int) -> None:
         if isinstance(height, torch.SymInt) or isinstance(width, torch.SymInt):
             raise Error("a mask needs a known grid of patches; export once per image size, with no dynamic height or width")
@@ -213,12 +272,26 @@ class GridRecorder:
             self._replay(grid, None)
 
     def _track(self, patches: Tensor) -> None:
-        thread = threading.get_ident()
-        if thread in self._pending:
-            self._untracked.add(self._pending.pop(thread))
         self._mark(patches)
         if patches.grad_fn is None and torch.is_grad_enabled():
-            self._pending[thread] = self._thread.grid or self.grid
+            call = _Call(self._thread.grid or self.grid)
+            self._calls.add(call)
+            self._pending[threading.get_ident()] = call
+
+    def passed(self, module: nn.Module, args: Any, output: Any) -> None:
+        """A forward hook of the blocks. A call whose patches have no gradient lives as long as what comes of them."""
+        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1:
+            return
+        thread = threading.get_ident()
+        call = self._pending.get(thread)
+        if call is None:
+            return
+        for tensor in _tensors(args):
+            self._untracked[tensor] = call
+        for tensor in _tensors(output):
+            if tensor.grad_fn is not None:
+                cast("dict[str, Any]", tensor.grad_fn.metadata)["violin"] = call
+                self._pending.pop(thread, None)
 
     def _mark(self, tensors: Any) -> None:
         """The backward pass of these belongs to the grid of this thread's call, or of the call that is run again."""
@@ -245,11 +318,16 @@ class GridRecorder:
     def lookup(self, tokens: int, name: str) -> tuple[int, int]:
         """The grid of a call with so many tokens, prefix tokens included."""
         height, width = self.grid
-        patches = tokens - self.prefix
-        if torch.compiler.is_compiling():
-            return (height, width) if height * width == patches else self._guess(tokens, name)
-        if torch._C._current_graph_task_id() != -1:
+        patches, compiling = tokens - self.prefix, torch.compiler.is_compiling()
+        if not compiling and torch._C._current_graph_task_id() != -1:
             return self._lookup_again(patches, name)
+        if self._is_lost():
+            raise Error(
+                f"{name}: the patch embedding was replaced after plug(), and the grid of this call is not known; call "
+                "the model itself once, not compiled, or give set_grid(height, width)"
+            )
+        if compiling:
+            return (height, width) if height * width == patches else self._guess(tokens, name)
         recorded = self._thread.grid
         if recorded is not None and recorded[0] * recorded[1] == patches:
             return recorded
@@ -262,7 +340,7 @@ class GridRecorder:
         replayed = self._replayed.get(torch._C._current_graph_task_id())
         if replayed is not None and replayed[0] * replayed[1] == patches:
             return replayed
-        alive = {call.grid for call in self._calls} | self._untracked | set(self._pending.values())
+        alive = {call.grid for call in self._calls}
         fitting = [grid for grid in alive if grid[0] * grid[1] == patches]
         if len(fitting) > 1:
             raise Error(

@@ -32,11 +32,13 @@ def _as_bias(mask: Tensor | None, is_causal: bool, tokens: int, like: Tensor) ->
         mask = mask[None]
     if mask.dim() == 4 and mask.shape[0] == 1:
         mask = mask[0]
+    if mask.dim() < 2 or any(side not in (1, tokens) for side in mask.shape[-2:]):
+        raise Error(f"attn_mask is {list(mask.shape)}; expected [..., {tokens}, {tokens}] for as many tokens")
     return mask.expand(*mask.shape[:-2], tokens, tokens)
 
 
-def _with_dropout(q: Tensor, k: Tensor, v: Tensor, tables: Tables, scale: float | None, rate: float) -> Tensor:
-    """Dropout of attention weights needs the weights: the plain formula, in full precision from the softmax on."""
+def _weights(q: Tensor, k: Tensor, tables: Tables, scale: float | None, rate: float) -> Tensor:
+    """Those that multiply v, [B,h,N,N], with gradient: the plain formula, in full precision from the softmax on."""
     full = torch.promote_types(q.dtype, torch.float32)
     weights = (q @ k.transpose(-2, -1)).to(full) * (q.shape[-1] ** -0.5 if scale is None else scale)
 
@@ -45,22 +47,25 @@ def _with_dropout(q: Tensor, k: Tensor, v: Tensor, tables: Tables, scale: float 
 
     weights = weights if tables.gain is None else weights * fitted(tables.gain)
     weights = weights if tables.bias is None else weights + fitted(tables.bias)
-    weights = torch.dropout(weights.softmax(-1), rate, True)
+    weights = torch.dropout(weights.softmax(-1), rate, rate > 0)
     weights = weights if tables.gate is None else weights * fitted(tables.gate)
     weights = weights if tables.after is None else weights + fitted(tables.after)
-    return weights.to(v.dtype) @ v
+    return weights
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, tables: Tables, scale: float | None, rate: float) -> Tensor:
-    """[B,h,N,d] each -> [B,h,N,d]"""
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, tables: Tables, scale: float | None, rate: float
+) -> tuple[Tensor, Tensor | None]:
+    """[B,h,N,d] each -> [B,h,N,d], and the weights [B,h,N,N] where dropout of them has to form them"""
     if rate > 0:
-        return _with_dropout(q, k, v, tables, scale, rate)
+        weights = _weights(q, k, tables, scale, rate)
+        return weights.to(v.dtype) @ v, weights
     out = ops.attention(q, k, v, tables.gain, tables.bias, tables.gate, scale, tables.handle)
     if tables.after is None:
-        return out
+        return out, None
     # In the type of the mask, which 16 bits do not resolve.
     with torch.autocast(q.device.type, enabled=False):
-        return (out + tables.after @ v.to(tables.after.dtype)).to(out.dtype)
+        return (out + tables.after @ v.to(tables.after.dtype)).to(out.dtype), None
 
 
 _LARGEST_FUSED_HEAD = 128  # above it GPUs take the reference, which reads plain tables alone
@@ -103,7 +108,7 @@ class _Masked(nn.Module):
 
     def set_grid(self, height: int, width: int) -> None:
         """The grid of the next calls, where no patch embedding tells it."""
-        self._grids.record(*sides("grid", (height, width)))
+        self._grids.tell(*sides("grid", (height, width)))
 
     def _tables(
         self, tokens: int, attn_mask: Tensor | None, is_causal: bool, qkv: Tensor, weights: bool, rate: float
@@ -139,6 +144,26 @@ class _Masked(nn.Module):
             _, lse = ops.attention_with_lse(q, k, v, *parts)
             rows = ops.attention_rows(q, k, lse, queries, *parts)
             return rows if tables.after is None else rows + tables.after.index_select(-2, queries)
+
+    def _attended(
+        self, q: Tensor, k: Tensor, v: Tensor, tables: Tables, rate: float, wanted: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """[B,N,h,d], and the weights [B,h,N,N] where they are wanted, after their dropout."""
+        out, weights = _attend(q, k, v, tables, self._scale(), rate)
+        if self._request is not None:
+            self._rows = self._map_rows(q, k, v, tables, *self._request)
+        if wanted and weights is None:
+            weights = self._map(q, k, v, tables)
+        return out.transpose(1, 2), weights if wanted else None
+
+    def _map(self, q: Tensor, k: Tensor, v: Tensor, tables: Tables) -> Tensor:
+        """The weights of all queries, [B,h,N,N]; with gradient where one is wanted."""
+        learned = any(t is not None and t.requires_grad for t in (q, k, *tables[:4]))
+        if not (learned and torch.is_grad_enabled()):
+            return self._map_rows(q, k, v, tables, torch.arange(q.shape[2], device=q.device), None)
+        q, k = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in (q, k))
+        with torch.autocast(q.device.type, enabled=False):
+            return _weights(q, k, tables, self._scale(), 0.0)
 
     def _scale(self) -> float | None:
         return None
@@ -238,6 +263,8 @@ class Attention(_Masked):
         return self.scale
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Any:
+        if x.dim() != 3:
+            raise Error(f"x is {list(x.shape)}; expected [batch, tokens, {self.qkv.in_features}]")
         batch, tokens, _ = x.shape
         packed = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, self.head_dim)
         rate = self.attn_drop.p if self.training and isinstance(self.attn_drop, nn.Dropout) else 0.0
@@ -249,8 +276,7 @@ class Attention(_Masked):
         else:
             q, k, v = (part.transpose(1, 2) for part in packed.unbind(2))
             q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
-            out = _attend(q, k, v, tables, self.scale, rate).transpose(1, 2)
-            weights = self._observed(q, k, v, tables)
+            out, weights = self._attended(q, k, v, tables, rate, self._wants_map())
         out = self.norm(out.reshape(batch, tokens, self.num_heads * self.head_dim))
         if self.gate is not None:
             out = out * self.gate(x).sigmoid()
@@ -259,13 +285,6 @@ class Attention(_Masked):
 
     def _wants_map(self) -> bool:
         return self.returns_pair and self.want_map
-
-    def _observed(self, q: Tensor, k: Tensor, v: Tensor, tables: Tables) -> Tensor | None:
-        if self._request is not None:
-            self._rows = self._map_rows(q, k, v, tables, *self._request)
-        if not self._wants_map():
-            return None
-        return self._map_rows(q, k, v, tables, torch.arange(q.shape[2], device=q.device), None)
 
 
 class PairAttention(Attention):
@@ -333,11 +352,8 @@ class MultiheadAttention(_Masked):
             out = ops.attention_qkv(packed, tables.gain, tables.bias, tables.gate, None, tables.handle)
         else:
             q, k, v = (part.transpose(1, 2) for part in packed.unbind(2))
-            out = _attend(q, k, v, tables, None, rate).transpose(1, 2)
-            if self._request is not None:
-                self._rows = self._map_rows(q, k, v, tables, *self._request)
-            if need_weights:
-                weights = self._map_rows(q, k, v, tables, torch.arange(tokens, device=x.device), None)
-                weights = weights.mean(1) if average_attn_weights else weights
+            out, weights = self._attended(q, k, v, tables, rate, need_weights)
+            if weights is not None and average_attn_weights:
+                weights = weights.mean(1)
         out = self.out_proj(out.reshape(batch, tokens, dim))
         return (out if self.batch_first else out.transpose(0, 1)), weights

@@ -4,36 +4,75 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from .errors import Error, numbers
+from .errors import Error, numbers, tensor
 from .grids import GridRecorder
 from .layers import Attention, MapRequest, MultiheadAttention, PairAttention
-from .plugging import Site, find, grid_of, restore, sites, wrap
+from .plugging import Site, Structure, find, grid_of, restore, sites, unwrapped, wrap
 
 Query = int | str | tuple[int, int]
 
 
+def _is_whole(value: Any) -> bool:
+    """Numbers of numpy and torch included."""
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True
+
+
 def _token(query: Query, grid: tuple[int, int], prefix: int) -> int:
-    if query == "class":
+    if isinstance(query, str) and query == "class":
         if prefix == 0:
             raise Error("the query is 'class', and the model has no class token")
         return 0
     if isinstance(query, (tuple, list)):
-        if len(query) != 2 or not (0 <= query[0] < grid[0] and 0 <= query[1] < grid[1]):
+        row, column = map(operator.index, query) if len(query) == 2 and all(map(_is_whole, query)) else (-1, -1)
+        if not (0 <= row < grid[0] and 0 <= column < grid[1]):
             raise Error(f"the query patch {query!r} is no (row, column), or outside of the grid, {grid[0]}x{grid[1]}")
-        return prefix + int(query[0]) * grid[1] + int(query[1])
+        return prefix + row * grid[1] + column
     count = prefix + grid[0] * grid[1]
-    try:
-        token = operator.index(query)  # type: ignore[arg-type]
-    except TypeError:
-        token = -1
+    token = operator.index(cast(int, query)) if _is_whole(query) else -1
     if not 0 <= token < count:
         raise Error(f"the query is {query!r}; expected a token from 0 to {count - 1}, (row, column) or 'class'")
     return token
+
+
+class _Reached(Exception):
+    """Ends a run of a model at its patches, with their grid."""
+
+    def __init__(self, grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.grid = grid
+
+
+def _stop(module: nn.Module, args: Any, output: Tensor) -> None:
+    raise _Reached((output.shape[-2], output.shape[-1]))
+
+
+def _grid(model: nn.Module, structure: Structure, images: Tensor) -> tuple[int, int]:
+    """The grid of images in a call of the model: what stands around a transformer may resize them."""
+    if not structure.name:
+        return grid_of(structure, images)
+    inner = unwrapped(model)
+    flags = {child: child.training for child in inner.modules()}
+    handle = structure.patches.register_forward_hook(_stop)
+    try:
+        for child in flags:
+            child.training = False  # statistics of a batch stay as they are
+        inner(images[:1])
+    except _Reached as reached:
+        return reached.grid
+    finally:
+        handle.remove()
+        for child, training in flags.items():
+            child.training = training
+    return grid_of(structure, images)
 
 
 @torch.no_grad()
@@ -50,8 +89,11 @@ def attention_maps(
     of those that are wanted, heads in the order of the result; all unless given. Vanilla models work too. No map of a whole image is formed.
     """
     structure = find(model)
-    grid = grid_of(structure, images)
-    patch = isinstance(queries, tuple) and len(queries) == 2 and all(isinstance(q, int) for q in queries)
+    tensor("images", images)
+    if images.dim() != 4:
+        raise Error(f"images are {list(images.shape)}; expected [batch, channels, height, width]")
+    grid = _grid(model, structure, images)
+    patch = isinstance(queries, tuple) and len(queries) == 2 and all(map(_is_whole, queries))
     one = patch or isinstance(queries, str) or not isinstance(queries, Iterable)
     asked = cast("list[Query]", [queries] if one else list(cast("Sequence[Query]", queries)))
     if not asked:

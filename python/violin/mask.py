@@ -93,6 +93,11 @@ def _stepped(*_: Any) -> None:
 register_optimizer_step_post_hook(_stepped)
 
 
+def _tells_changes(parameter: Tensor) -> bool:
+    """Whether address and version do: not where it was made in inference mode, nor within vmap and its like."""
+    return not parameter.is_inference() and torch._C._has_storage(parameter)
+
+
 def _same(one: _State, other: _State) -> bool:
     return len(one) == len(other) and all(a[0] is b[0] and a[1:] == b[1:] for a, b in zip(one, other))
 
@@ -233,7 +238,7 @@ class ViolinMask(nn.Module):
             values = torch.empty(parameter.shape, dtype=torch.float32, device="cpu")
             fill(parameter_name, values, self.config, self.grid[0] * self.grid[1], self._units, generator)
             parameter.copy_(values)
-        self.drop_tables()
+        self._changed()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -424,8 +429,7 @@ class ViolinMask(nn.Module):
         if (grid[0], grid[1], prefix) in self._frozen:
             return False
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-        # Changes of parameters that were made in inference mode have no versions.
-        return traced or self.training or self._needs_gradient() or any(t.is_inference() for t in self._sources())
+        return traced or self.training or self._needs_gradient() or not all(map(_tells_changes, self._sources()))
 
     # -- kept tables ---------------------------------------------------------------------------------------------------
 
@@ -468,15 +472,17 @@ class ViolinMask(nn.Module):
         return self._built_plainly(grid, prefix) if tables.packed else tables
 
     def _built_plainly(self, grid: Sequence[int], prefix: int) -> Tables:
-        # Ordinary tensors even inside an inference-mode block, so that later calls may use them anywhere.
-        with torch.inference_mode(False), torch.no_grad():
+        if torch.compiler.is_compiling():  # which keeps nothing
+            with torch.no_grad():
+                return self.build(grid, prefix)
+        with curve_module.plainly():  # later calls may use them anywhere
             return self.build(grid, prefix)
 
     def _constant(self, key: tuple[int, int, int], dtype: torch.dtype | None) -> Tables:
         """What freeze() keeps."""
         if dtype is None or not self._packable(dtype):
             return self._built_plainly(key[:2], key[2]).pack(dtype)
-        with torch.inference_mode(False), torch.no_grad():
+        with curve_module.plainly():
             return self.build_packed(key[:2], key[2], dtype)._replace(handle=None)
 
     def _needs_gradient(self) -> bool:

@@ -1,4 +1,4 @@
-"""The operators: masked attention and decay masks, with complete gradients.
+"""The operators: masked attention and decay masks, with complete gradients; rows of attention maps without.
 
 They are registered with torch, so they work under autograd, autocast, ``torch.compile(fullgraph=True)`` and
 ``torch.export``. Nothing of size B x h x N x N is stored, forward or backward.
@@ -7,18 +7,36 @@ They are registered with torch, so they work under autograd, autocast, ``torch.c
 from __future__ import annotations
 
 import functools
+import operator
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import _library  # noqa: F401  the operators
 from .curves import Curves, text
-from .errors import Error
+from .errors import Error, tensor, whole
 
 #: Ways to combine a mask M with attention logits A: see :func:`compose`.
 STRATEGIES = ("mul_v1", "mul_v2", "add_v1", "mul_after_sm", "add_after_sm", "log")
+
+
+def _check(needed: dict[str, Any], optional: dict[str, Any], scale: Any = None) -> None:
+    """Torch shows the contents of an argument of another type, over many lines, and takes None for a tensor."""
+    for name, value in needed.items():
+        tensor(name, value)
+    for name, value in optional.items():
+        if value is not None:
+            tensor(name, value)
+    if not (scale is None or isinstance(scale, (float, int)) or hasattr(type(scale), "__float__")):
+        raise Error(f"scale is {scale!r}; expected a number, or None for 1/sqrt(d)")
+
+
+def _prefix(value: Any) -> int:
+    """As it is where it may be: a symbolic number stays one."""
+    return value if isinstance(value, (int, torch.SymInt)) else whole("prefix", value)
 
 
 def attention(
@@ -41,6 +59,7 @@ def attention(
     >>> attention(q, q, q, gain=torch.ones(3, 5, 5)).shape
     torch.Size([2, 3, 5, 8])
     """
+    _check({"q": q, "k": k, "v": v}, {"gain": gain, "bias": bias, "gate": gate, "handle": handle}, scale)
     return torch.ops.violin.attention(q, k, v, gain, bias, gate, scale, handle)
 
 
@@ -53,7 +72,9 @@ def attention_with_lse(
     gate: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The same, and the log-sum-exp of each row, [B,h,Nq], from which :func:`attention_rows` computes rows of the map."""
+    """The same, and the log-sum-exp of each row, [B,h,Nq], from which :func:`attention_rows` computes rows of the map; it
+    has no gradient."""
+    _check({"q": q, "k": k, "v": v}, {"gain": gain, "bias": bias, "gate": gate}, scale)
     return torch.ops.violin.attention_with_lse(q, k, v, gain, bias, gate, scale)
 
 
@@ -72,6 +93,7 @@ def attention_qkv(
     >>> attention_qkv(torch.ones(2, 5, 3, 4, 8)).shape
     torch.Size([2, 5, 4, 8])
     """
+    _check({"qkv": qkv}, {"gain": gain, "bias": bias, "gate": gate, "handle": handle}, scale)
     return torch.ops.violin.attention_qkv(qkv, gain, bias, gate, scale, handle)
 
 
@@ -96,6 +118,7 @@ def pack_gain(gain: Tensor, dtype: torch.dtype) -> Tensor:
     """A gain on a GPU in the 16-bit form that the kernels read beside q, k, v of this type (float16 or bfloat16): about
     half as large for long sequences, and what the attention operators otherwise make of it in each call. It can be their
     ``gain``, without gradient."""
+    _check({"gain": gain}, {})
     _check_gpu("pack_gain", gain)
     return torch.ops.violin._pack_gain(gain, gain.new_empty((), dtype=dtype))
 
@@ -110,7 +133,9 @@ def attention_rows(
     gate: Tensor | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """Rows of the attention map: for query tokens ``rows`` (int64 [R]) the weights that multiply v, [B,h,R,Nk]."""
+    """Rows of the attention map: for query tokens ``rows`` (int64 [R]) the weights that multiply v, [B,h,R,Nk]. To look
+    at: a backward pass through them is an error."""
+    _check({"q": q, "k": k, "lse": lse, "rows": rows}, {"gain": gain, "bias": bias, "gate": gate}, scale)
     return torch.ops.violin.attention_rows(q, k, lse, rows, gain, bias, gate, scale)
 
 
@@ -135,7 +160,8 @@ def decay_mask(
              [0.5000, 1.0000, 0.5000],
              [0.2500, 0.5000, 1.0000]]])
     """
-    return torch.ops.violin.decay_mask(ranks, log_decay, weight, prefix, prefix_decay, log_space)
+    _check({"ranks": ranks, "log_decay": log_decay}, {"weight": weight, "prefix_decay": prefix_decay})
+    return torch.ops.violin.decay_mask(ranks, log_decay, weight, _prefix(prefix), prefix_decay, log_space)
 
 
 def decay_gain(
@@ -154,20 +180,30 @@ def decay_gain(
 
     One axis (ranks [C,N], [C,1,N] or [G,C,1,N]), each rank from 0 to 2**23 - 1, parameters in float32.
     """
+    optional = {"weight": weight, "prefix_decay": prefix_decay, "alpha": alpha}
+    _check({"ranks": ranks, "log_decay": log_decay}, optional)
     _check_gpu("decay_gain", log_decay)
-    return torch.ops.violin._decay_gain(ranks, log_decay, weight, prefix, prefix_decay, alpha, plus_one, dtype)
+    return torch.ops.violin._decay_gain(ranks, log_decay, weight, _prefix(prefix), prefix_decay, alpha, plus_one, dtype)
 
 
 def curve_ranks(curves: Curves, grid: Sequence[int], device: torch.device | str | None = None) -> Tensor:
     """Ranks of curves on a grid (height, width) or (frames, height, width), ready for decay_mask: int32 [C,A,N]."""
     where = torch.device(device) if device is not None else None
-    return torch.ops.violin.curve_ranks(text(curves), list(grid), device=where)
+    try:
+        sides = [operator.index(side) for side in grid]
+    except TypeError:
+        raise Error(f"grid is {grid!r}; expected (height, width) or (frames, height, width), whole numbers") from None
+    return torch.ops.violin.curve_ranks(text(curves), sides, device=where)
 
 
 def check_strategy(name: str) -> str:
     if name not in STRATEGIES:
         raise Error(f"unknown masking strategy {name!r}; there are {', '.join(STRATEGIES)}")
     return name
+
+
+def _broadcast(one: Sequence[int], other: Sequence[int]) -> bool:
+    return all(a == b or 1 in (a, b) for a, b in zip(reversed(one), reversed(other)))
 
 
 def compose(
@@ -185,6 +221,9 @@ def compose(
     ==============  =================================  ==============
     """
     check_strategy(strategy)
+    _check({"mask": mask}, {"alpha": alpha})
+    if alpha is not None and not _broadcast(alpha.shape, mask.shape[:-2]):
+        raise Error(f"alpha is {list(alpha.shape)}; expected one number, or one per head of the mask, {list(mask.shape)}")
     scaled = mask if alpha is None else mask * alpha[..., None, None]
     if strategy == "mul_v1":
         return scaled, None, None, None

@@ -16,11 +16,12 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from .config import MaskConfig
 from .errors import Error, pixels, sides, whole
-from .grids import GridRecorder
+from .grids import GridRecorder, projection
 from .layers import Attention, MapRequest, MultiheadAttention, PairAttention
 from .mask import ViolinMask, from_config
 
 _PACKED_CHILDREN = {"qkv", "q_norm", "k_norm", "attn_drop", "norm", "gate", "proj", "proj_drop"}
+_MULTIHEAD_PARTS = {"in_proj_weight", "in_proj_bias", "out_proj", "parametrizations"}
 _ARGUMENTS = ("attn_mask", "is_causal", "attn_bias")  # of attention beside x; DINOv2 gives the last for lists alone
 
 
@@ -90,17 +91,26 @@ def find(model: nn.Module, grid: Sequence[int] | None = None) -> Structure:
     if found and found[0][0] == "":
         found = found[:1]
     if not found:
-        hint = next((described(n, m) for n, m in model.named_modules() if "attention" in type(m).__name__.lower()), "")
         raise Error(
             f"{type(model).__name__} is no vision transformer that can be plugged: no patch_embed and blocks (timm, DINO), no "
-            "conv_proj and encoder.layers (torchvision)"
-            + (f"; its {hint} is attention of another kind" if hint else "")
+            "conv_proj and encoder.layers (torchvision)" + _hint(model)
         )
     if len(found) > 1:
         names = ", ".join(name for name, _ in found)
         raise Error(f"the model holds several vision transformers ({names}); plug them one by one")
     name, vit = found[0]
     return _structure(name + "." if name else "", vit, grid)
+
+
+def _hint(model: nn.Module) -> str:
+    """What else there is to say about a model that is no vision transformer."""
+    layers = ((name, module) for name, module in model.named_modules() if "attention" in type(module).__name__.lower())
+    name, layer = next(layers, ("", None))
+    if layer is None:
+        return ""
+    if isinstance(layer, (Attention, MultiheadAttention)) or (_is_attention(layer) and _objection(layer) is None):
+        return "; give the whole model: its patch embedding tells the grid"
+    return f"; {described(name, layer)} is attention of another kind"
 
 
 def _structure(name: str, vit: Any, grid: Any) -> Structure:
@@ -111,8 +121,8 @@ def _structure(name: str, vit: Any, grid: Any) -> Structure:
         prefix, norm = int(vit.class_token.shape[1]), getattr(vit.encoder, "ln", None)
         return Structure("torchvision", vit, name, blocks, vit.conv_proj, _pair(grid), prefix, norm)
     embed = vit.patch_embed
-    patches = getattr(embed, "proj", None)
-    if not isinstance(patches, nn.Module):
+    patches = projection(vit)
+    if patches is None:
         raise Error(
             f"{described(name + 'patch_embed', embed)} has no projection `proj` from whose output the grid is known"
         )
@@ -122,7 +132,9 @@ def _structure(name: str, vit: Any, grid: Any) -> Structure:
     blocks = list(_flat(vit.blocks, name + "blocks"))
     if grid is None:
         if getattr(embed, "img_size", None) is None:
-            _sites(blocks)  # where these cannot be plugged, a grid does not help
+            for site in _sites(blocks):
+                if not isinstance(site.module, (Attention, MultiheadAttention)):
+                    wrap(site, None, GridRecorder((1, 1)))  # where it cannot be plugged, a grid does not help
             raise Error(f"{described(name + 'patch_embed', embed)} has no image size; give plug(grid=(height, width))")
         size, patch = _pair(embed.img_size), _pair(embed.patch_size)
         grid = (size[0] // patch[0], size[1] // patch[1])
@@ -148,17 +160,25 @@ def _flat(container: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
             yield f"{name}.{child}", block
 
 
+def _unknown_parts(module: nn.Module, known: set[str]) -> str | None:
+    parts = [name for name, _ in module.named_children()]
+    parts += [name for name, _ in module.named_parameters(recurse=False)]
+    parts += [name for name, _ in module.named_buffers(recurse=False)]
+    extra = [name for name in parts if name not in known]
+    return f"has parts that a mask does not know: {', '.join(extra)}" if extra else None
+
+
 def _objection(module: nn.Module) -> str | None:
     """Why an attention module cannot be plugged; None where it can, as far as its structure tells."""
     if isinstance(module, nn.MultiheadAttention):
         if not module._qkv_same_embed_dim or module.bias_k is not None or module.add_zero_attn:
             return "has projections of several widths or added keys"
-        return None
-    extra = [name for name, child in module.named_children() if name not in _PACKED_CHILDREN]
-    extra += [name for name, _ in module.named_parameters(recurse=False)]
-    extra += [name for name, _ in module.named_buffers(recurse=False)]
-    if extra:
-        return f"has parts that a mask does not know: {', '.join(extra)}"
+        if getattr(module.forward, "__func__", None) is not nn.MultiheadAttention.forward:
+            return "has a forward of its own, which the layer with a mask would not run"
+        return _unknown_parts(module, _MULTIHEAD_PARTS)
+    objection = _unknown_parts(module, _PACKED_CHILDREN)
+    if objection:
+        return objection
     qkv = cast(Any, module).qkv
     if not isinstance(getattr(qkv, "weight", None), Tensor):
         return f"has a {type(qkv).__name__} for qkv, without a weight; plug the model first and wrap qkv afterwards"
@@ -309,6 +329,7 @@ def plug(
         blocks=blocks,  # type: ignore[arg-type]  # any iterable: it becomes a tuple
         heads=heads,  # type: ignore[arg-type]
     )
+    config.check_fresh()
     return plug_config(model, config, grid=grid, seed=seed, table_limit=table_limit)
 
 
@@ -354,7 +375,9 @@ def plug_config(
             site.parent.register_forward_pre_hook(MapRequest(site.child), with_kwargs=True)
     grids.masks = [cast(ViolinMask, layer.violin) for layer in layers]
     structure.vit.register_forward_pre_hook(grids.begin)
-    structure.patches.register_forward_hook(grids)
+    grids.follow(structure.vit)
+    for _, block in structure.blocks:
+        block.register_forward_hook(grids.passed)
     if isinstance(structure.norm, nn.Module):
         structure.norm.register_forward_pre_hook(grids.leave)
     structure.vit.register_forward_hook(grids.end, always_call=True)
@@ -428,6 +451,9 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """Optimiser groups: weights with decay; biases, norms, tokens and positions without; masks without, with a factor on
     the learning rate. Only parameters that need a gradient."""
+    for name, number in (("lr", lr), ("weight_decay", weight_decay), ("mask_lr_factor", mask_lr_factor)):
+        if isinstance(number, str) or not hasattr(type(number), "__float__"):
+            raise Error(f"{name} is {number!r}; expected a number")
     ours = {id(parameter) for parameter in mask_parameters(model)}
     tokens = ("cls_token", "dist_token", "reg_token", "register_tokens", "class_token", "pos_embed", "pos_embedding")
     groups: dict[str, list[nn.Parameter]] = {"decayed": [], "plain": [], "mask": []}

@@ -14,20 +14,29 @@ import os
 import pathlib
 import re
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from . import _safetensors
+from . import _fields, _layout, _safetensors
 from . import curves as curve_module
 from .config import MaskConfig
-from .description import canonical, mask_config, mask_kind, model_config, native_grid, preprocessing_of, state
+from .description import (
+    canonical,
+    disagreement,
+    mask_config,
+    mask_kind,
+    model_config,
+    native_grid,
+    preprocessing_of,
+    state,
+)
 from .errors import Error
 from .mask import ViolinMask, longest
-from .plugging import find, plug_config, sites, unplug
+from .plugging import Structure, find, plug_config, sites, unplug
 
 VERSION = "0.1.0"
 # Around weights, by preference; an average only where it is asked for.
@@ -38,6 +47,7 @@ _AVERAGE_FILE = "ema.safetensors"
 _MODEL = ("patch_embed.", "blocks.", "conv_proj.", "encoder.layers.")  # how names of a model begin
 _MASK = re.compile(r"blocks\.(\d+)\.attn\.violin\.")
 _ABOUT = ("model", "preprocessing", "classes")  # what a file says about itself, as JSON
+_TORCH = (b"PK\x03\x04", b"PK\x05\x06", b"\x80")  # how files of torch.save begin: a zip archive, of old a pickle
 
 
 def save(
@@ -52,6 +62,7 @@ def save(
     size, crop_pct, crop, interpolation, mean, std. Fields that are not given are those of a timm model's
     ``pretrained_cfg``, then ImageNet's.
     """
+    _refuse_other_parameters(model)
     config = model_config(model)
     tensors = state(model)
     native = native_grid(config)
@@ -63,6 +74,8 @@ def save(
     for name in classes or ():
         if not isinstance(name, str):
             raise Error(f"classes has {name!r}; expected names, each a text")
+        if not name.isascii() and any("\ud800" <= letter <= "\udfff" for letter in name):
+            raise Error(f"classes has {name!r}, which UTF-8 does not hold")
     if classes is not None and config["num_classes"] != len(classes):
         raise Error(f"{len(classes)} class names for a model of {config['num_classes']} classes")
     metadata = {"violin.model": json.dumps(config), "violin.version": VERSION}
@@ -72,6 +85,22 @@ def save(
     if classes is not None:
         metadata["violin.classes"] = json.dumps(list(classes), ensure_ascii=False)
     _safetensors.save_file(tensors, path, metadata)
+
+
+def _refuse_other_parameters(model: nn.Module) -> None:
+    """A file holds a transformer; a head around it would be lost without a word."""
+    structure = find(model)
+    ours = {id(parameter) for parameter in structure.vit.parameters()}
+    others = [name for name, parameter in model.named_parameters() if id(parameter) not in ours]
+    if others:
+        raise Error(
+            f"{type(model).__name__} has parameters outside of its vision transformer ({_listed(others)}), which a weights "
+            f"file does not hold; save the transformer alone, violin.save(model.{structure.name.rstrip('.')}, …)"
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
 
 def _indexed_masks(model: nn.Module) -> list[tuple[int, ViolinMask]]:
@@ -106,19 +135,38 @@ def _read(
     """Weights and what is written about them."""
     if isinstance(source, Mapping):
         return _unwrap(source, branch, "the state dict"), {}
+    if not isinstance(source, (str, os.PathLike)):
+        raise Error(f"the source of weights is a {type(source).__name__}; expected a path or a state dict")
     path = _weights_file(Path(source), branch)
     weights, about = _read_file(path)
     return _unwrap(weights, "" if path.name == _AVERAGE_FILE else branch, str(path)), about
 
 
-def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    if path.suffix == ".safetensors":
-        return _safetensors.load_file(path)
+def _read_file(path: Path) -> tuple[Mapping[str, Any], dict[str, str]]:
+    """Formats are told by content, as the C++ side tells them, since names lie."""
     try:
-        with torch.serialization.safe_globals(_harmless()):
-            return torch.load(path, map_location="cpu", weights_only=True), {}
+        with path.open("rb") as file:
+            start = file.read(64)
     except FileNotFoundError:
         raise Error(f"{path} does not exist") from None
+    except OSError as error:
+        raise Error(f"{path} cannot be read: {error.strerror}") from None
+    if not start:
+        raise Error(f"{path} is empty")
+    if _safetensors.begins(start):
+        return _safetensors.load_file(path)
+    if start.startswith(_TORCH):
+        return _read_torch(path), {}
+    if path.suffix.lower() == ".safetensors":
+        return _safetensors.load_file(path)  # says what is wrong with it
+    raise Error(f"{path} is neither a safetensors file nor a file of torch.save")
+
+
+def _read_torch(path: Path) -> Mapping[str, Any]:
+    try:
+        # Given a path, torch looks at its name.
+        with torch.serialization.safe_globals(_harmless()), path.open("rb") as file:
+            content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a broken or hostile file brings up
         foreign = re.search(r"GLOBAL (\S+)", str(error))
         if foreign:
@@ -126,7 +174,11 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
                 f"{path} holds a {foreign[1]} beside its weights, which is not read: save the state dict alone, or allow it "
                 "with torch.serialization.add_safe_globals"
             ) from error
-        raise Error(f"{path} is no file of plain weights ({str(error).splitlines()[0]})") from error
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise Error(f"{path} is no file of plain weights ({reason})") from error
+    if not isinstance(content, Mapping):
+        raise Error(f"{path} holds a {type(content).__name__}; expected a state dict, or a dict that holds one")
+    return content
 
 
 def _harmless() -> list[Any]:
@@ -165,7 +217,10 @@ def _flat(weights: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, T
 
 def _unwrap(weights: Mapping[str, Any], branch: str, where: str) -> dict[str, Tensor]:
     """The state dict inside what training scripts save, without prefixes of wrappers; as the C++ side does it."""
-    found = dict(_flat(weights))
+    try:
+        found = dict(_flat(weights))
+    except RecursionError:
+        raise Error(f"{where} holds dicts within dicts without an end; expected a state dict") from None
 
     def first_parts() -> dict[str, None]:
         return {name.partition(".")[0]: None for name in found if "." in name}
@@ -208,6 +263,8 @@ def translate(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         missing = sorted(set(range(len(betas))) - set(betas))
         if missing:
             raise Error(f"{layer}.ai_list.{missing[0]} is missing among {len(betas)} curves")
+        if len({value.shape for value in betas.values()}) > 1:
+            raise Error(f"{layer}.ai_list has curves of several shapes; expected one number per head in each")
         result[f"{layer}.violin.beta"] = torch.stack([betas[index] for index in range(len(betas))])
     return result
 
@@ -221,6 +278,8 @@ def _guessed(
     if masked < heads:
         raise Error(f"the weights have masks for {masked} of {heads} heads; say which, plug(model, heads=[...]) first")
     shape = next((ours[name].shape for name in ("beta", "rate", "gamma") if name in ours), None)
+    if shape is not None and 0 in shape:
+        raise Error(f"the weights have a mask with decays of shape {list(shape)}; expected one per curve and head")
     count = 0 if shape is None else int(shape[0])
     if curves is None:
         fitting = [name for name, members in curve_module.SETS.items() if len(members) == count]
@@ -256,52 +315,93 @@ def load_state(
     """Loads weights into a model: files of this package and of the C++ binary, published Violin weights, timm's, and those
     of the model's own class.
 
-    source: a .safetensors or .pth file, the folder of a run (its best weights, otherwise its last), or a state dict.
+    source: a safetensors file or one of torch.save, whatever its name, the folder of a run (its best weights, otherwise
+    its last), or a state dict.
     branch: of a file with several, "student", "ema", …; unless given, a teacher before a student, a model before its
     average.
     A model without masks gets those that the weights have: as the file describes them, else told from the tensors,
-    ``curves`` and ``strategy``. strict: every parameter is there and no other, and masks are of the kind that the file
-    describes. Where weights do not fit, the model stays as it was.
+    ``curves`` and ``strategy``. strict: every parameter is there and no other, and the model is what the file describes:
+    its heads, norms, pooling, grid of positions and kind of mask. Where weights do not fit, the model stays as it was.
     Returns what the file says about itself: ``model``, ``preprocessing``, ``classes``.
     """
     raw, metadata = _read(source, branch)
+    about = _about(metadata)
+    described = _described(about)
     structure = find(model)
     weights = {canonical(structure, name): value for name, value in translate(raw).items()}
-    about = {key: _parsed("violin." + key, metadata["violin." + key]) for key in _ABOUT if "violin." + key in metadata}
-    described = about.get("model") or {}
-    own = mask_config(structure)
-    described_mask = MaskConfig.from_json(described["violin"]) if described.get("violin") else None
-    if own is None and any(map(_MASK.match, weights)):
+    if strict and described:
+        _prove(described, weights)
+        _compare(structure, described, "pos_embed" in weights)
+    mask = described["violin"] if described else None
+    # Strictly, a mask that is described and has no tensors is missed by _fill, like any other part.
+    if _indexed_masks(model) or not (any(map(_MASK.match, weights)) or (strict and mask is not None)):
+        mask = None
+    elif mask is None and described and strict:
+        raise Error("the weights have a mask that their description does not have; plug the model before load_state()")
+    elif mask is None:
         heads = int(cast(Any, sites(structure)[0].module).num_heads)
-        plug_config(model, described_mask or _guessed(weights, heads, curves, strategy))
-        try:
-            _put(model, weights, native_grid(described) if described else None, strict)
-        except Error:
-            unplug(model)
-            raise
-        return about
-    if strict and own is not None and described_mask is not None:
-        depth = range(len(structure.blocks))
-        ours, theirs = ({**mask_kind(c), "blocks": [b for b in depth if c.covers(b)]} for c in (own, described_mask))
-        for field in ours:
-            if ours[field] != theirs.get(field):
-                raise Error(
-                    f"the weights' mask has {field} {theirs.get(field)} and the model's {ours[field]}; unplug the model and "
-                    "load_state() plugs what the file describes"
-                )
-    _put(model, weights, native_grid(described) if described else None, strict)
+        mask = _guessed(weights, heads, curves, strategy)
+    _fill(model, weights, mask, native_grid(described) if described else None, strict)
     return about
+
+
+def _fill(
+    model: nn.Module,
+    weights: dict[str, Tensor],
+    mask: MaskConfig | None,
+    native: tuple[int, int] | None,
+    strict: bool,
+) -> None:
+    """_put() into a model that is given a mask first, and loses it again where the weights do not fit."""
+    if mask is None:
+        _put(model, weights, native, strict)
+        return
+    plug_config(model, mask)
+    try:
+        _put(model, weights, native, strict)
+    except BaseException:
+        unplug(model)
+        raise
+
+
+def _prove(described: Mapping[str, Any], weights: Mapping[str, Tensor], everything: bool = False) -> None:
+    """Sizes that a file describes count where its tensors prove them: a few bytes could ask for a model beyond all
+    memory. everything: no tensor may be missing."""
+    for name, shape in _layout.shapes(described).items():
+        found = tuple(weights[name].shape) if name in weights else None
+        if found is None and everything:
+            raise Error(f"the weights have no {name}, which their description has")
+        if found is not None and found != shape:
+            raise Error(f"{name} is {list(found)} in the weights, whose description has it as {list(shape)}")
+
+
+def _compare(structure: Structure, described: Mapping[str, Any], positions: bool, chosen: Collection[str] = ()) -> None:
+    """Refuses a model that is not as the weights' description says, where tensors would not tell."""
+    problem = disagreement(structure, described, positions, chosen)
+    if problem:
+        raise Error(f"{problem}; load_state(..., strict=False) takes the tensors all the same")
+    own, mask = mask_config(structure), described["violin"]
+    if own is None or mask is None:
+        return
+
+    def kind(config: MaskConfig) -> dict[str, Any]:
+        all_of = {"blocks": len(structure.blocks), "heads": described["num_heads"]}
+        chosen = {field: list(getattr(config, field) or range(count)) for field, count in all_of.items()}
+        return {**mask_kind(config), **chosen}
+
+    ours, theirs = kind(own), kind(mask)
+    for field in ours:
+        if ours[field] != theirs[field]:
+            raise Error(
+                f"the weights' mask has {field} {theirs[field]} and the model's {ours[field]}; unplug the model and "
+                "load_state() plugs what the file describes"
+            )
 
 
 def _put(model: nn.Module, weights: dict[str, Tensor], native: tuple[int, int] | None, strict: bool) -> None:
     """Weights under timm's names into a model. native: the grid that the weights were made for, where known."""
     structure = find(model)
     names = {canonical(structure, name): name for name in structure.vit.state_dict()}
-    for index, mask in _indexed_masks(model):
-        key = f"blocks.{index}.attn.violin.rate"
-        if native is not None and native != mask.grid and key in weights:
-            other = longest(",".join(mask.curve_names), native).view(mask._units.shape)
-            weights[key] = weights[key] * mask._units.cpu() / other
     if hasattr(structure.vit, "register_tokens") and "reg_token" in weights:
         raise Error("weights cannot be put back into DINOv2's own class: its class token has a position of its own")
     unexpected = sorted(set(weights) - set(names))
@@ -310,7 +410,7 @@ def _put(model: nn.Module, weights: dict[str, Tensor], native: tuple[int, int] |
         raise Error(
             f"the weights do not fit {type(structure.vit).__name__}: "
             + "; ".join(
-                f"{len(found)} {what} ({', '.join(found[:3])}{', …' if len(found) > 3 else ''})"
+                f"{len(found)} {what} ({_listed(found)})"
                 for what, found in (("missing", missing), ("not expected", unexpected))
                 if found
             )
@@ -318,15 +418,47 @@ def _put(model: nn.Module, weights: dict[str, Tensor], native: tuple[int, int] |
     chosen = {names[name]: value for name, value in weights.items() if name in names}
     own = structure.vit.state_dict()
     for name, value in chosen.items():
+        plain = value.layout == torch.strided and not (value.is_nested or value.is_meta or value.is_quantized)
+        if not plain or value.is_complex():
+            raise Error(f"{name} is no plain tensor of real numbers in the weights")
         if value.shape != own[name].shape:
             raise Error(f"{name} is {list(value.shape)} in the weights and {list(own[name].shape)} in the model")
+    for index, mask in _indexed_masks(model):
+        name = names.get(f"blocks.{index}.attn.violin.rate")
+        if native is not None and native != mask.grid and name in chosen:
+            other = longest(",".join(mask.curve_names), native).view(mask._units.shape)
+            chosen[name] = chosen[name].cpu() * mask._units.cpu() / other
     structure.vit.load_state_dict(chosen, strict=False)
 
 
-def _parsed(key: str, text: str) -> Any:
+def _about(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """What a file says about itself."""
+    about = {key: _parsed("violin." + key, metadata["violin." + key]) for key in _ABOUT if "violin." + key in metadata}
+    if not isinstance(about.get("preprocessing", {}), dict):
+        raise Error("the weights file's violin.preprocessing is no JSON object")
+    classes = about.get("classes", [])
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise Error("the weights file's violin.classes is no list of names")
+    return about
+
+
+def _described(about: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The model that a file describes, every field checked before anything is built of it."""
+    if "model" not in about:
+        return None
     try:
-        return json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
+        return _fields.checked(about["model"])
+    except Error as error:
+        raise Error(f"the weights file's violin.model: {error}") from None
+
+
+def _parsed(key: str, text: str) -> Any:
+    def no_number(name: str) -> Any:
+        raise ValueError(name)
+
+    try:
+        return json.loads(text, parse_constant=no_number)  # NaN and Infinity are Python's own
+    except (ValueError, RecursionError):
         raise Error(f"the weights file's {key} is no JSON") from None
 
 
@@ -341,22 +473,26 @@ def load(path: str | os.PathLike[str], branch: str = "", **overrides: Any) -> nn
         from timm.models.vision_transformer import VisionTransformer
     except ImportError as error:
         raise ImportError("violin.load builds a timm model: pip install timm") from error
-    metadata = _read(path, branch)[1]
-    if "violin.model" not in metadata:
+    if isinstance(path, Mapping):
+        raise Error("path is a state dict; expected a file or a folder (violin.load_state(model, …) takes state dicts)")
+    raw, metadata = _read(path, branch)
+    weights, about = translate(raw), _about(metadata)
+    described = _described(about)
+    if described is None:
         raise Error(f"{path} does not say what model it holds; build one and use violin.load_state(model, path)")
-    config = dict(_parsed("violin.model", metadata["violin.model"]))
-    if config.pop("adapters", None):
+    if described["adapters"]:
         raise Error(f"{path} holds low-rank adapters; merge them first: violin convert {path} OUT --merge-adapters")
-    config.pop("violin", None)
-    config.pop("pos_resample", None)
-    eps = config.pop("norm_eps", 1e-6)
-    kind = VisionTransformerDistilled if config.pop("distilled", False) else VisionTransformer
-    for side in ("img_size", "patch_size"):
-        config[side] = tuple(config[side]) if isinstance(config[side], list) else config[side]
+    _prove(described, weights, everything=True)
+    config = dict(described)
+    for field in ("violin", "adapters", "pos_resample"):
+        config.pop(field)
+    norm = functools.partial(nn.LayerNorm, eps=config.pop("norm_eps"))
+    kind = VisionTransformerDistilled if config.pop("distilled") else VisionTransformer
     if kind is VisionTransformerDistilled:
-        for key in ("class_token", "reg_tokens"):
-            config.pop(key, None)
-    norm = functools.partial(nn.LayerNorm, eps=eps)
+        for field in ("class_token", "reg_tokens"):
+            config.pop(field)
     model = kind(norm_layer=norm, **{**config, **overrides})
-    cast(Any, model).violin_file = load_state(model, path, branch=branch)
+    cast(Any, model).violin_file = about
+    _compare(find(model), described, "pos_embed" in weights, overrides)
+    _fill(model, weights, described["violin"], native_grid(described), strict=True)
     return model

@@ -144,3 +144,14 @@ class DinoTransformer(nn.Module):
         for block in self.blocks[:-1]:
             x = block(x)
         return self.blocks[-1](x, return_attention=True)
+
+
+class Wrapped(nn.Module):
+    """A layer that calls another, as adapters do."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x)

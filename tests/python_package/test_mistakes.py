@@ -4,7 +4,7 @@
 import pytest
 import torch
 from models import TINY, build, images
-from standins import DinoAttention
+from standins import DinoAttention, Wrapped
 from torch import nn
 
 import violin
@@ -140,15 +140,17 @@ def test_mistakes_in_options_name_them():
 
 
 def test_a_wrapped_projection_is_named_with_a_remedy():
-    class Wrapped(nn.Module):
-        def __init__(self, inner):
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, x):
-            return self.inner(x)
-
     model = build("vit")
     model.blocks[1].attn.qkv = Wrapped(model.blocks[1].attn.qkv)
     with pytest.raises(violin.Error, match=r"blocks\.1\.attn.*Wrapped for qkv.*plug the model first"):
         violin.plug(model)
+
+
+def test_layers_and_groups_name_what_they_were_given(timm):
+    layer = violin.Attention(24, 3, mask={"curves": "z"}, grid=(4, 4), prefix=0)
+    with pytest.raises(violin.Error, match=r"x is \[16, 24\]; expected \[batch, tokens, 24\]"):
+        layer(torch.randn(16, 24))
+    with pytest.raises(violin.Error, match=r"attn_mask is \[1, 5, 5\]; expected \[\.\.\., 16, 16\]"):
+        layer(torch.randn(2, 16, 24), attn_mask=torch.zeros(5, 5))
+    with pytest.raises(violin.Error, match="lr is '1e-4'; expected a number"):
+        violin.param_groups(violin.plug(build("vit")), lr="1e-4")
