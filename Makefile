@@ -71,7 +71,7 @@ gpu-sanitize: setup  ## The CUDA kernels on small shapes under compute-sanitizer
 
 gpu-bench: configure  ## Attention on this machine's GPU against cuDNN, FlashAttention-2, FlexAttention and the formula
 	@cmake --build build -j $(JOBS) --target violin_ops
-	@$(PYTHON) bench/gpu/attention.py build/libviolin_ops.so
+	@$(PYTHON) bench/gpu/attention.py build/libviolin_ops.so --layout both
 
 install: build  ## Headers, libraries, binary and CMake package into PREFIX
 	@cmake --install build --prefix "$${PREFIX:?usage: make install PREFIX=/some/where}"

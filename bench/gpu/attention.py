@@ -1,56 +1,52 @@
 """Attention with a mask on one GPU, against its peers on the same tensors:
 
-    python3 bench/gpu/attention.py [build/libviolin_ops.so] [--shapes abce] [--repeats 30] [--layout heads|packed] [--json FILE]
+    python3 bench/gpu/attention.py [build/libviolin_ops.so] [--shapes abce] [--repeats 30] [--layout heads|packed|both]
+                                   [--mask table|learned|both] [--peers cudnn,flash,flex,compiled,plain] [--no-error]
+                                   [--smoke] [--json FILE]
 
-For each shape (B, h, N, d) in bfloat16, with a float32 gain table per head and gradients for q, k, v and the table: milliseconds
-forward and forward + backward (median, and the middle half of the runs), the largest memory that forward + backward takes beyond
-the inputs, and the error of the output and of the worst gradient against float64, relative in norm. cuDNN and FlashAttention-2 have
-no mask: their lines are what a mask costs nothing against; the last line compares memory with cuDNN's plus the table and its gradient.
-FlexAttention multiplies by a bfloat16 mask; it, the compiled and the plain formula give all gradients. "violin, mask packed" has its
-gain in the 16-bit records that the kernels read, as violin.freeze keeps them, and gives the same gradients; "violin" makes them in every call.
-"""
+For each shape (B, h, N, d) in bfloat16: milliseconds forward and forward + backward (median, and the middle half of the
+runs), the largest memory that forward + backward takes beyond the inputs, and the error of the output and of the worst
+gradient against float64, relative in norm. cuDNN and FlashAttention-2 have no mask: their lines are what a mask costs
+nothing against. Two tables:
+
+table    The mask is a float32 gain per head, with gradients for q, k, v and the gain. FlexAttention multiplies by a
+         bfloat16 mask; it, the compiled and the plain formula give all gradients. "violin, mask packed" has its gain in
+         the 16-bit records that the kernels read, as violin.freeze keeps them, and gives the same gradients; "violin"
+         makes them in every call. The last line compares memory with cuDNN's plus the table and its gradient.
+learned  The mask is made of its parameters in every call, as a training step does: decays of eight curves and alpha, with
+         gradients for q, k, v and these. "violin" makes the gain packed, as models do; "violin, mask as a table" by
+         decay_mask. For the others torch makes it, gamma ** distance for every curve and their mean, as it is written
+         ("mask in torch", "formula, plain") or compiled.
+
+--smoke: a tiny shape on any device, to see that the script runs."""
+
 import argparse
+import itertools
 import json
+import math
 import os
-import statistics
+import sys
 
 import torch
 import torch.nn.functional as F
+from contest import Contender, compare, contest
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 SHAPES = {"a": (256, 6, 196, 64), "b": (64, 6, 1024, 64), "c": (128, 3, 1024, 64), "e": (4, 12, 4096, 64)}
-
-
-def lap(function):
-    """Events around one call; their time is known after a synchronisation."""
-    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    function()
-    stop.record()
-    return start, stop
-
-
-def spread(laps):
-    """Median and quartiles in milliseconds."""
-    low, middle, high = statistics.quantiles([start.elapsed_time(stop) for start, stop in laps], n=4)
-    return middle, low, high
-
-
-def peak_memory(function):
-    """Bytes beyond what is allocated before, results included."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    result = function()
-    torch.cuda.synchronize()
-    del result
-    return torch.cuda.max_memory_allocated() - before
+SMOKE = (2, 2, 16, 8)
+CURVES = 8
 
 
 def formula(q, k, v, gain):
     """As one writes it: products in the inputs' precision, mask and softmax in float32."""
     logits = (q @ k.transpose(-2, -1)).float() * (q.size(-1) ** -0.5) * gain
     return torch.softmax(logits, -1).to(v.dtype) @ v
+
+
+def mask_formula(distance, beta, alpha):
+    """alpha times the mean over the curves of gamma ** distance; distance [C,N,N], beta [C,h], alpha [h]."""
+    powers = torch.stack([torch.sigmoid(b)[:, None, None] ** x for b, x in zip(beta, distance)])
+    return alpha[:, None, None] * powers.mean(0)
 
 
 def reference(q, k, v, gain, dout):
@@ -69,132 +65,204 @@ def reference(q, k, v, gain, dout):
     return torch.stack(outs), [torch.stack(g) for g in zip(*grads)] + [total]
 
 
-def error(x, ref):
-    return float((x.double() - ref).norm() / ref.norm())
+class Inputs:
+    """q, k, v and the gradient of the output of one shape."""
+
+    def __init__(self, shape, layout, device):
+        B, h, N, d = self.shape = shape
+        torch.manual_seed(0)
+        views = torch.randn(B, N, 3, h, d, device=device).bfloat16().permute(2, 0, 3, 1, 4)
+        self.qkv = tuple(
+            (t.detach() if layout == "packed" else t.detach().contiguous()).requires_grad_() for t in views
+        )
+        self.dout = torch.randn(B, h, N, d, device=device).bfloat16()
+        self.device = device
+
+
+def flex(q, k, v, mask):
+    """mask [h,N,N] multiplies the logits; only compiled is it fused."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return flex_attention(q, k, v, score_mod=lambda s, b, head, i, j: s * mask[head, i, j])
+
+
+def compiled(function, *inputs):
+    fast = torch.compile(function, dynamic=False)
+    return lambda: fast(*inputs)
+
+
+def unmasked(qkv, peers):
+    def with_backend(backend):
+        def run():
+            with sdpa_kernel(backend):
+                return F.scaled_dot_product_attention(*qkv)
+
+        return run
+
+    yield Contender("violin, no mask", lambda: lambda: torch.ops.violin.attention(*qkv), qkv, masked=False)
+    for name, label, backend in (("cudnn", "cuDNN, no mask", SDPBackend.CUDNN_ATTENTION),
+                                 ("flash", "FlashAttention-2, no mask", SDPBackend.FLASH_ATTENTION)):
+        if name in peers:
+            yield Contender(label, lambda backend=backend: with_backend(backend), qkv, masked=False)
+
+
+def with_table(inputs, gain, peers):
+    """Contenders that are given the gain, float32 [h,N,N]."""
+    ops, qkv = torch.ops.violin, inputs.qkv
+    leaves = (*qkv, gain)
+    yield Contender("violin", lambda: lambda: ops.attention(*qkv, gain), leaves)
+    if inputs.device == "cuda":
+        packed = ops._pack_gain(gain.detach(), qkv[0])
+        handle = torch.zeros((), device="cuda").expand(gain.shape).requires_grad_()  # takes the gradient of a packed gain
+        yield Contender("violin, mask packed", lambda: lambda: ops.attention(*qkv, packed, handle=handle), (*qkv, handle))
+    yield from unmasked(qkv, peers)
+    if "flex" in peers:
+        short = gain.detach().bfloat16().requires_grad_()
+        yield Contender("FlexAttention, bf16 mask", lambda: compiled(flex, *qkv, short), (*qkv, short))
+    if "compiled" in peers:
+        yield Contender("formula, compiled", lambda: compiled(formula, *qkv, gain), leaves)
+    if "plain" in peers:
+        yield Contender("formula, plain", lambda: lambda: formula(*qkv, gain), leaves)
+
+
+class Mask:
+    """Parameters of a mask over eight orders of N tokens: rows, columns and six random ones."""
+
+    def __init__(self, inputs):
+        _, h, N, _ = inputs.shape
+        side, i = math.isqrt(N), torch.arange(N)
+        orders = [i, i % side * side + i // side] + [torch.randperm(N) for _ in range(CURVES - 2)]
+        self.ranks = torch.stack(orders).int().to(inputs.device)  # [C,N]
+        self.distance = (self.ranks[:, :, None] - self.ranks[:, None, :]).abs().float()  # [C,N,N]
+        self.beta = torch.empty(CURVES, h).uniform_(5, 9).to(inputs.device).requires_grad_()
+        self.alpha = (1 + 0.1 * torch.randn(h)).to(inputs.device).requires_grad_()
+
+    def gain64(self):
+        """float64, without a gradient, curve by curve so that it fits."""
+        rate, mean = F.logsigmoid(self.beta.detach().double()), 0
+        for r, x in zip(rate, self.distance):
+            mean = mean + torch.exp(r[:, None, None] * x) / CURVES
+        return self.alpha.detach().double()[:, None, None] * mean
+
+    def gradients64(self, dgain):
+        """Of beta and alpha."""
+        alpha = self.alpha.detach().double()
+        dbeta, dalpha = [], 0
+        for b, x in zip(self.beta.detach().double(), self.distance):
+            powers = torch.exp(F.logsigmoid(b)[:, None, None] * x) / CURVES
+            dalpha = dalpha + (dgain * powers).sum((1, 2))
+            dbeta.append(alpha * torch.sigmoid(-b) * (dgain * powers * x).sum((1, 2)))
+        return [torch.stack(dbeta), dalpha]
+
+
+def with_parameters(inputs, mask, peers):
+    """Contenders that make the gain of the mask's parameters in every call."""
+    ops, qkv = torch.ops.violin, inputs.qkv
+    leaves = (*qkv, mask.beta, mask.alpha)
+
+    def packed():
+        gain, handle = ops._decay_gain(mask.ranks, F.logsigmoid(mask.beta), None, 0, None, mask.alpha, False, torch.bfloat16)
+        return ops.attention(*qkv, gain, handle=handle)
+
+    def table():
+        gain = mask.alpha[:, None, None] * ops.decay_mask(mask.ranks, F.logsigmoid(mask.beta))
+        return ops.attention(*qkv, gain)
+
+    if inputs.device == "cuda":
+        yield Contender("violin", lambda: packed, leaves)
+    yield Contender("violin, mask as a table", lambda: table, leaves)
+    yield from unmasked(qkv, peers)
+    parameters = (mask.distance, mask.beta, mask.alpha)
+
+    def flex_whole(q, k, v, *parameters):
+        return flex(q, k, v, mask_formula(*parameters).bfloat16())
+
+    def flex_alone():
+        fast = torch.compile(flex, dynamic=False)
+        return lambda: fast(*qkv, mask_formula(*parameters).bfloat16())
+
+    def formula_whole(q, k, v, *parameters):
+        return formula(q, k, v, mask_formula(*parameters))
+
+    if "flex" in peers:
+        yield Contender("FlexAttention, mask in torch", flex_alone, leaves)
+        yield Contender("FlexAttention, compiled mask", lambda: compiled(flex_whole, *qkv, *parameters), leaves)
+    if "compiled" in peers:
+        yield Contender("formula, compiled", lambda: compiled(formula_whole, *qkv, *parameters), leaves)
+    if "plain" in peers:
+        yield Contender("formula, plain", lambda: lambda: formula_whole(*qkv, *parameters), leaves)
+
+
+def measure_table(inputs, args, peers):
+    _, h, N, _ = inputs.shape
+    i = torch.arange(N, device=inputs.device)
+    rate = torch.linspace(0.5, 8, h, device=inputs.device)[:, None, None] / N
+    gain = torch.exp(-rate * (i[:, None] - i).abs()).requires_grad_()  # float32 [h,N,N]
+    truth = None if args.no_error else reference(*inputs.qkv, gain, inputs.dout)
+    rows = contest(with_table(inputs, gain, peers), inputs.dout, truth, args.repeats)
+    compare(rows, ("violin", "violin, mask packed"),
+            ("cuDNN, no mask", "FlashAttention-2, no mask", "FlexAttention, bf16 mask", "formula, compiled", "formula, plain"))
+    memory = {row["what"]: row["memory"] for row in rows}
+    if memory.get("violin") and memory.get("cuDNN, no mask"):
+        tables = 2 * gain.numel() * gain.element_size()
+        ratio = memory["violin"] / (memory["cuDNN, no mask"] + tables)
+        print(f"  memory of violin / (cuDNN + table and its gradient): {ratio:.2f}")
+    return rows
+
+
+def measure_learned(inputs, args, peers):
+    mask, truth = Mask(inputs), None
+    if not args.no_error:
+        out, (*dqkv, dgain) = reference(*inputs.qkv, mask.gain64(), inputs.dout)
+        truth = out, [*dqkv, *mask.gradients64(dgain)]
+    rows = contest(with_parameters(inputs, mask, peers), inputs.dout, truth, args.repeats)
+    compare(rows, ("violin", "violin, mask as a table"),
+            ("cuDNN, no mask", "FlexAttention, mask in torch", "FlexAttention, compiled mask", "formula, compiled", "formula, plain"))
+    return rows
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library", nargs="?", default="build/libviolin_ops.so")
-    parser.add_argument("--shapes", default="abce")
+    parser.add_argument("--shapes", default="abce", help="letters: a 196 tokens, b and c 1024, e 4096")
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--peers", default="cudnn,flash,flex,compiled,plain", help="which peers to run")
-    parser.add_argument("--layout", default="heads", choices=("heads", "packed"),
-                        help="q, k, v contiguous [B,h,N,d], or views of one projection [B,N,3,h,d]")
+    parser.add_argument("--layout", default="heads", choices=("heads", "packed", "both"),
+                        help="q, k, v contiguous [B,h,N,d], or views of one projection [B,N,3,h,d] as models have them")
+    parser.add_argument("--mask", default="both", choices=("table", "learned", "both"), help="which of the two tables")
     parser.add_argument("--no-error", action="store_true")
+    parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--json")
     args = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("no CUDA device: nothing to measure")
+    shapes = {"smoke": SMOKE} if args.smoke else {name: SHAPES[name] for name in args.shapes if name in SHAPES}
+    if unknown := set(args.shapes) - set(SHAPES):
+        parser.error(f"--shapes: no shape {', '.join(sorted(unknown))}; there are {', '.join(SHAPES)}")
+    if args.repeats < 2:
+        parser.error("--repeats: at least 2, for a median and quartiles")
+    if not torch.cuda.is_available() and not args.smoke:
+        print("no CUDA device: nothing to measure (--smoke runs a tiny shape on the CPU)")
         return
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.ops.load_library(os.path.abspath(args.library))
     torch._dynamo.config.cache_size_limit = 64
-    peers = args.peers.split(",")
-    print(torch.cuda.get_device_name(), "torch", torch.__version__)
-    rows = []
-    for name in args.shapes:
-        B, h, N, d = SHAPES[name]
-        torch.manual_seed(0)
-        views = torch.randn(B, N, 3, h, d, device="cuda").bfloat16().permute(2, 0, 3, 1, 4)
-        q, k, v = ((t.detach() if args.layout == "packed" else t.detach().contiguous()).requires_grad_() for t in views)
-        distance = (torch.arange(N, device="cuda")[:, None] - torch.arange(N, device="cuda")).abs()
-        rate = torch.linspace(0.5, 8, h, device="cuda")[:, None, None] / N
-        gain = torch.exp(-rate * distance).requires_grad_()  # float32 [h,N,N]
-        short = gain.detach().bfloat16().requires_grad_()
-        dout = torch.randn(B, h, N, d, device="cuda").bfloat16()
-        ref = None if args.no_error else reference(q, k, v, gain, dout)
-
-        def flex_attention():
-            from torch.nn.attention.flex_attention import flex_attention as flex
-            compiled = torch.compile(flex, dynamic=False)
-
-            def score(s, b, head, i, j):
-                return s * short[head, i, j]
-            return lambda: compiled(q, k, v, score_mod=score)
-
-        def with_backend(backend):
-            def run():
-                with sdpa_kernel(backend):
-                    return F.scaled_dot_product_attention(q, k, v)
-            return run
-
-        def compiled_formula():
-            compiled = torch.compile(formula, dynamic=False)
-            return lambda: compiled(q, k, v, gain)
-
-        packed = torch.ops.violin._pack_gain(gain.detach(), q)
-        handle = torch.zeros((), device="cuda").expand(h, N, N).requires_grad_()  # takes the gradient of a packed gain
-        # label, function, leaves, whether the mask takes part
-        runs = [("violin", lambda: (lambda: torch.ops.violin.attention(q, k, v, gain)), (q, k, v, gain), True),
-                ("violin, mask packed", lambda: (lambda: torch.ops.violin.attention(q, k, v, packed, handle=handle)),
-                 (q, k, v, handle), True),
-                ("violin, no mask", lambda: (lambda: torch.ops.violin.attention(q, k, v)), (q, k, v), False)]
-        if "cudnn" in peers:
-            runs.append(("cuDNN, no mask", lambda: with_backend(SDPBackend.CUDNN_ATTENTION), (q, k, v), False))
-        if "flash" in peers:
-            runs.append(("FlashAttention-2, no mask", lambda: with_backend(SDPBackend.FLASH_ATTENTION), (q, k, v), False))
-        if "flex" in peers:
-            runs.append(("FlexAttention, bf16 mask", flex_attention, (q, k, v, short), True))
-        if "compiled" in peers:
-            runs.append(("formula, compiled", compiled_formula, (q, k, v, gain), True))
-        if "plain" in peers:
-            runs.append(("formula, plain", lambda: (lambda: formula(q, k, v, gain)), (q, k, v, gain), True))
-
-        print(f"\n{name} B={B} h={h} N={N} d={d}  {'ms forward':>22} {'forward+backward':>26} {'MiB':>9}  error out / gradients")
-        contenders = []
-        for label, make, leaves, masked in runs:
-            try:
-                run = make()
-
-                def forward(run=run):
-                    with torch.no_grad():
-                        return run()
-
-                def both(run=run, leaves=leaves):
-                    return torch.autograd.grad(run(), leaves, dout)
-
-                for _ in range(3):
-                    forward()
-                    both()
-                memory = peak_memory(both)
-                errors = None
-                if ref is not None and masked:
-                    grads = both()
-                    errors = (error(forward(), ref[0]), max(error(g, r) for g, r in zip(grads, ref[1])))
-                    del grads
-                contenders.append((label, forward, both, memory, errors, [], []))
-            except Exception as problem:  # a peer that cannot run here is reported, not fatal
-                print(f"  {label:26} failed: {str(problem).splitlines()[0][:100]}", flush=True)
+    print(torch.cuda.get_device_name() if device == "cuda" else "CPU", "torch", torch.__version__)
+    measures = {"table": measure_table, "learned": measure_learned}
+    layouts = ("heads", "packed") if args.layout == "both" else (args.layout,)
+    kinds = tuple(measures) if args.mask == "both" else (args.mask,)
+    results = []
+    for name, layout, kind in itertools.product(shapes, layouts, kinds):
+        B, h, N, d = shapes[name]
+        title = f"{name} B={B} h={h} N={N} d={d}, {layout}, {'mask given' if kind == 'table' else 'mask made in every call'}"
+        print(f"\n{title}\n  {'':34} {'ms forward':>22} {'forward+backward':>26} {'MiB':>8}   error out / gradients", flush=True)
+        rows = measures[kind](Inputs(shapes[name], layout, device), args, args.peers.split(","))
+        results += [{"shape": name, "layout": layout, "mask": kind, **row} for row in rows]
+        torch._dynamo.reset()
+        if device == "cuda":
             torch.cuda.empty_cache()
-        # In turns, so that the chip's clock and temperature are the same for all.
-        for _ in range(args.repeats):
-            for _, forward, both, _, _, forward_laps, both_laps in contenders:
-                forward_laps.append(lap(forward))
-                both_laps.append(lap(both))
-        torch.cuda.synchronize()
-        for label, _, _, memory, errors, forward_laps, both_laps in contenders:
-            f, fb = spread(forward_laps), spread(both_laps)
-            text = "" if errors is None else f"{errors[0]:.1e} / {errors[1]:.1e}"
-            print(f"  {label:26} {f[0]:8.3f} ({f[1]:.3f}-{f[2]:.3f}) {fb[0]:10.3f} ({fb[1]:.3f}-{fb[2]:.3f}) "
-                  f"{memory / 2**20:9.1f}  {text}",
-                  flush=True)
-            rows.append({"shape": name, "what": label, "forward": f, "forward_backward": fb, "memory": memory, "error": errors})
-        del contenders
-        torch.cuda.empty_cache()
-        by = {r["what"]: r for r in rows if r["shape"] == name}
-        for ours in ("violin", "violin, mask packed"):
-            for peer in ("cuDNN, no mask", "FlashAttention-2, no mask", "FlexAttention, bf16 mask", "formula, plain"):
-                if ours in by and peer in by:
-                    f, fb = (by[ours][what][0] / by[peer][what][0] for what in ("forward", "forward_backward"))
-                    print(f"  {ours} / {peer}: {f:.2f} forward, {fb:.2f} forward+backward")
-        if "violin" in by and "cuDNN, no mask" in by:
-            tables = 2 * gain.numel() * gain.element_size()
-            ratio = by["violin"]["memory"] / (by["cuDNN, no mask"]["memory"] + tables)
-            print(f"  memory of violin / (cuDNN + table and its gradient): {ratio:.2f}")
     if args.json:
         with open(args.json, "w") as file:
-            json.dump(rows, file, indent=1)
+            json.dump(results, file, indent=1)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

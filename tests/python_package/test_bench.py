@@ -37,6 +37,27 @@ def test_speed_of_models_runs_on_any_device(timm, tmp_path):
     assert all(row["speed_ratio"] > 0 for row in rows if row["variant"] != "vanilla")
 
 
+def test_speed_of_attention_runs_on_any_device(tmp_path):
+    out = tmp_path / "out.json"
+    done = script("bench/gpu/attention.py", violin.LIBRARY, "--smoke", "--repeats", 2, "--layout", "both",
+                  "--peers", "cudnn,plain", "--json", out)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(out.read_text())
+    ours = {"table": {"violin"}, "learned": {"violin, mask as a table"}}
+    if torch.cuda.is_available():
+        ours = {"table": {"violin", "violin, mask packed"}, "learned": {"violin", "violin, mask as a table"}}
+    for layout in ("heads", "packed"):
+        for mask in ("table", "learned"):
+            some = {r["what"]: r for r in rows if (r["layout"], r["mask"]) == (layout, mask)}
+            assert some.keys() >= ours[mask] | {"violin, no mask", "formula, plain"}
+            for label in ours[mask] | {"formula, plain"}:
+                assert max(some[label]["error"]) < 1e-2, label
+    if not torch.cuda.is_available():
+        assert "cuDNN, no mask" in done.stdout and "failed" in done.stdout  # said, and not fatal
+    wrong = script("bench/gpu/attention.py", violin.LIBRARY, "--shapes", "ax")
+    assert wrong.returncode == 2 and "no shape x" in wrong.stderr
+
+
 def test_published_formula_is_the_mask_that_is_timed_against(timm):
     namespace = runpy.run_path(str(ROOT / "bench" / "gpu" / "models.py"))
     model = violin.plug(build("vit"), init="pretrain")
