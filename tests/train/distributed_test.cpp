@@ -340,6 +340,25 @@ TEST_F(Together, ARunOfTwoGoesOnWithOneAndWithFour) {
   EXPECT_LT(largest_difference(alone.path() / weights, file("together") / weights), kRounding);
 }
 
+// Only the second process hears of the stop, and all go.
+TEST_F(Together, AStopDuringAnEvaluationLosesNothing) {
+  const train::Prepared prepared = train::prepare(small_request(folder_.path()));
+  train::RunFolder alone(file("alone"), train::RunFolder::Mode::kNew);
+  tests::train_run(prepared, &alone);
+  const Finished stopped = workers("stop_evaluating");
+  ASSERT_EQ(stopped.code, 0) << stopped.err;
+  const nlohmann::json state = train::read_json_file(file("together") + "/last/state.json");
+  EXPECT_EQ(state.at("epoch"), 0);
+  EXPECT_EQ(state.at("batch"), state.at("step"));
+  EXPECT_TRUE(last_epoch(file("together")).is_null());
+  const Finished resumed = workers("resume");
+  ASSERT_EQ(resumed.code, 0) << resumed.err;
+  const fs::path weights = "last/model.safetensors";
+  EXPECT_LT(largest_difference(alone.path() / weights, file("together") / weights), kRounding);
+  EXPECT_NEAR(last_epoch(alone.path()).at("val_loss").get<double>(),
+              last_epoch(file("together")).at("val_loss").get<double>(), 1e-3);
+}
+
 TEST_F(Together, ARunWhoseBestWeightsAreGoneGoesOn) {
   ASSERT_EQ(mpirun(new_run("run", "1")).code, 0);
   fs::remove(file("run/result.json"));
@@ -400,6 +419,11 @@ TEST_F(Together, MistakesAreSaidOnceAndASignalStopsAll) {
   EXPECT_NE(stopped.err.find("stopped on request"), std::string::npos) << stopped.err;
 }
 
+struct StopsWhereItEvaluates : train::Listener {
+  std::atomic<bool> stop = false;
+  void on_evaluation(std::int64_t) override { stop = true; }
+};
+
 // One of the processes; the first has the run's folder.
 int worker(const std::string& what, const fs::path& folder) {
   at::set_num_threads(1);
@@ -430,6 +454,11 @@ int worker(const std::string& what, const fs::path& folder) {
     options.workers = 1;
     options.processes = processes.get();
     options.stop_after_steps = what == "stop" ? 7 : 0;
+    StopsWhereItEvaluates listener;
+    if (what == "stop_evaluating") {
+      options.stop = &listener.stop;
+      if (!processes->first()) options.listener = &listener;
+    }
     train::Trainer trainer(prepared.task, prepared.dataset, prepared.model, run.get(), options);
     if (resume) trainer.resume();
     trainer.train();

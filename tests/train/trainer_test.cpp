@@ -1,4 +1,5 @@
 #include <atomic>
+#include <fstream>
 
 #include "tests/train/helpers.h"
 #include "violin/checkpoint/model_file.h"
@@ -265,6 +266,33 @@ TEST(Trainer, WeightsThatAreNotFiniteAreNeverSaved) {
     broken.model->head->bias.fill_(std::numeric_limits<float>::quiet_NaN());
   }
   EXPECT_THROW(train_run(broken, nullptr), Error);
+}
+
+TEST(Trainer, AStateThatNoRunCanHaveIsRefusedAndTheLogStays) {
+  const TemporaryFolder folder;
+  write_images(folder.path() / "data", 4, 6);
+  train::RunFolder run(folder.path() / "run", train::RunFolder::Mode::kNew);
+  run.write("config.json", train::to_json(train::prepare(tiny_request(folder.path() / "data")).task));
+  ASSERT_FALSE(train_run(train::prepare(tiny_request(folder.path() / "data")), &run, 3).finished);
+  run.log({{"type", "step"}});
+  const nlohmann::json good = train::read_json_file(run.last() / "state.json");
+  const std::int64_t log_bytes = run.log_bytes();
+  for (const nlohmann::json& change : {nlohmann::json{{"epoch", 1000}},
+                                       {{"epoch", -1}},
+                                       {{"batch", 1000}},
+                                       {{"batch", -1}},
+                                       {{"step", -1}},
+                                       {{"step", 1000000}},
+                                       {{"best_epoch", 9}},
+                                       {{"log_bytes", -1}}}) {
+    nlohmann::json state = good;
+    state.update(change);
+    std::ofstream(run.last() / "state.json") << state;
+    EXPECT_THROW(train_run(reopened(run.path()), &run, 0, true), Error) << change;
+    EXPECT_EQ(run.log_bytes(), log_bytes) << change;
+  }
+  std::ofstream(run.last() / "state.json") << good;
+  EXPECT_TRUE(train_run(reopened(run.path()), &run, 0, true).finished);
 }
 
 TEST(Trainer, ClassWeightsDoNotDependOnAccumulation) {

@@ -42,7 +42,8 @@ Evaluator::Evaluator(const data::SampleSet& set, const data::EvalOptions& prepro
                      Processes* processes)
     : options_(std::move(options)), processes_(processes) {
   picks_ = data::in_order(set.size());
-  if (processes != nullptr && processes->world() > 1) {
+  if (!alone()) {
+    common_batches_ = (set.size() / processes->world() + options_.batch_size - 1) / options_.batch_size;
     std::vector<data::Pick> own;
     for (std::size_t i = static_cast<std::size_t>(processes->rank()); i < picks_.size();
          i += static_cast<std::size_t>(processes->world()))
@@ -57,6 +58,18 @@ Evaluator::Evaluator(const data::SampleSet& set, const data::EvalOptions& prepro
   loader_ = std::make_unique<data::Loader>(set, std::make_shared<data::EvalTransform>(preprocessing), loader);
 }
 
+bool Evaluator::stop_wished(std::int64_t batch) const {
+  if (options_.stop == nullptr) return false;
+  const bool own = options_.stop->load();
+  if (alone()) return own;
+  // All ask before the same batches, and all end there. The answer makes the host wait for a GPU.
+  const std::int64_t every = options_.device.is_cuda() ? 8 : 1;
+  if (batch >= common_batches_ || batch % every != 0) return false;
+  at::Tensor wishes = at::full({1}, own ? 1.0 : 0.0, at::TensorOptions(options_.device).dtype(at::kDouble));
+  processes_->sum(wishes);
+  return wishes.item<double>() > 0;
+}
+
 Evaluation Evaluator::run(nn::VisionTransformer& model, bool keep_logits) {
   const bool training = model.is_training();
   model.eval();
@@ -69,10 +82,9 @@ Evaluation Evaluator::run(nn::VisionTransformer& model, bool keep_logits) {
   MetricsSum sum(outputs);
   Evaluation result;
   std::vector<at::Tensor> kept;
-  const bool alone = processes_ == nullptr || processes_->world() == 1;
   loader_->start(picks_, options_.batch_size, 0);
-  while (std::optional<data::Batch> batch = loader_->next()) {
-    if (alone && options_.stop != nullptr && options_.stop->load()) {
+  for (std::int64_t index = 0; std::optional<data::Batch> batch = loader_->next(); ++index) {
+    if (stop_wished(index)) {
       result.stopped = true;
       break;
     }
@@ -90,7 +102,7 @@ Evaluation Evaluator::run(nn::VisionTransformer& model, bool keep_logits) {
     }
     if (options_.progress) options_.progress(batch->size());
   }
-  if (processes_ != nullptr && processes_->world() > 1) {
+  if (!alone()) {
     at::Tensor sums = sum.sums().defined() ? sum.sums()
                                            : at::zeros({4 + (outputs <= 4096 ? outputs * outputs : 0)},
                                                        at::TensorOptions(options_.device).dtype(at::kDouble));

@@ -26,7 +26,7 @@ struct EvaluateOptions {
   // Logits' columns for the set's labels, where the set knows fewer or other classes than the model; empty: the same.
   std::vector<std::int64_t> columns;
   std::function<void(std::int64_t images)> progress;  // so many more are done
-  // Set by a signal: the evaluation ends with the batch. Several processes go on, because all have to.
+  // Set by a signal: the evaluation ends with the batch, and that of several processes where they next ask each other.
   const std::atomic<bool>* stop = nullptr;
 };
 
@@ -52,9 +52,13 @@ class Evaluator {
   std::int64_t images() const { return static_cast<std::int64_t>(picks_.size()); }
 
  private:
+  bool alone() const { return processes_ == nullptr || processes_->world() == 1; }
+  bool stop_wished(std::int64_t batch) const;  // by any process, before that batch
+
   EvaluateOptions options_;
   Processes* processes_;
   std::vector<data::Pick> picks_;
+  std::int64_t common_batches_ = 0;  // that every process has at least
   std::unique_ptr<data::Loader> loader_;
 };
 

@@ -117,6 +117,7 @@ void Trainer::resume() {
     for (auto& [name, tensor] : optimizer_->state()) processes().broadcast(tensor);
     for (at::Tensor& tensor : average_) processes().broadcast(tensor);
   }
+  std::int64_t log_bytes = 0;
   try {
     state_.epoch = state.at("epoch");
     state_.batch = state.at("batch");
@@ -131,10 +132,19 @@ void Trainer::resume() {
     state_.trained_images = state.at("trained_images");
     train_loss_ = state.at("train_loss");
     if (state.contains("val")) val_ = metrics_from_json(state.at("val"));
-    if (run_ != nullptr) run_->truncate_log(state.at("log_bytes"));
+    log_bytes = state.at("log_bytes");
   } catch (const nlohmann::json::exception&) {
     throw Error("state.json of the checkpoint is not the state of a run");
   }
+  const auto within = [](std::int64_t value, std::int64_t least, std::int64_t most) {
+    return least <= value && value <= most;
+  };
+  const std::int64_t epochs = task_.options.epochs;
+  if (!within(state_.epoch, 0, epochs) || !within(state_.batch, 0, batches_) ||
+      !within(state_.step, 0, epochs * batches_) || !within(state_.best_epoch, -1, state_.epoch) || state_.seen < 0 ||
+      log_bytes < 0)
+    throw Error("state.json of the checkpoint is not the state of this run; was it changed by hand?");
+  if (run_ != nullptr) run_->truncate_log(log_bytes);
   if (state_.best_epoch >= 0 && first_says(processes(), processes().first() && !is_readable(run_->best_weights()))) {
     if (run_ != nullptr && options_.listener != nullptr)  // of several processes the first speaks
       options_.listener->on_message("'" + run_->best_weights().string() + "', of epoch " +
