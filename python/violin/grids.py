@@ -271,10 +271,15 @@ class GridRecorder:
         if torch._C._current_graph_task_id() != -1:  # the patches too are run again
             self._replay(grid, None)
 
+    @property
+    def own(self) -> tuple[int, int]:
+        """The grid that this thread has recorded last; where it has none, that of any."""
+        return self._thread.grid or self.grid
+
     def _track(self, patches: Tensor) -> None:
         self._mark(patches)
         if patches.grad_fn is None and torch.is_grad_enabled():
-            call = _Call(self._thread.grid or self.grid)
+            call = _Call(self.own)
             self._calls.add(call)
             self._pending[threading.get_ident()] = call
 

@@ -6,8 +6,9 @@ The layers of a model share a :class:`~violin.grids.GridRecorder`, which tells t
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -81,6 +82,19 @@ _HOOKS = (
 )
 
 
+class Request(NamedTuple):
+    """Rows of its attention map that a thread wants of a layer."""
+
+    queries: Tensor
+    heads: Tensor | None
+    thread: int
+
+
+def _thread() -> int:
+    """The number of this one; compiled code is the same for all."""
+    return 0 if torch.compiler.is_compiling() else threading.get_ident()
+
+
 class _Masked(nn.Module):
     """What the layers share: a mask, the grid of the call, rows of the attention map on request."""
 
@@ -93,9 +107,9 @@ class _Masked(nn.Module):
         self.name = name
         self._grids = grids
         self._original: tuple[nn.Module, ...] = ()  # not a submodule: its weights are this layer's
-        self._request: tuple[Tensor, Tensor | None] | None = None
+        self._request: Request | None = None
         self._rows: Tensor | None = None
-        self.want_map = False
+        self._map_wanted: set[int] = set()  # by these threads
 
     def _stand_for(self, original: nn.Module) -> None:
         """Takes the place of a layer: its hooks are called here, and handles remove them here and there."""
@@ -105,6 +119,16 @@ class _Masked(nn.Module):
             setattr(self, store, getattr(original, store))
         if self.violin is not None:
             self.violin.train(original.training)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._map_wanted = set()  # calls of a copy are its own
+
+    def _asked(self) -> Request | None:
+        """The request that this call answers; other threads may evaluate the model meanwhile."""
+        request = self._request
+        mine = request is None or torch.compiler.is_compiling() or request.thread == threading.get_ident()
+        return request if mine else None
 
     def set_grid(self, height: int, width: int) -> None:
         """The grid of the next calls, where no patch embedding tells it."""
@@ -118,7 +142,7 @@ class _Masked(nn.Module):
         if self.violin is not None:
             grid, prefix, dtype = self._grids.lookup(tokens, self.name), self._grids.prefix, product_type(qkv)
             # Only the attention operators can read a packed gain.
-            plain = weights or rate > 0 or self._request is not None or self.head_dim > _LARGEST_FUSED_HEAD
+            plain = weights or rate > 0 or self._asked() is not None or self.head_dim > _LARGEST_FUSED_HEAD
             if not plain and self.violin.packs(dtype, grid, prefix):
                 tables = self._grids.packed(self.violin, grid, dtype)
             else:
@@ -150,8 +174,9 @@ class _Masked(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """[B,N,h,d], and the weights [B,h,N,N] where they are wanted, after their dropout."""
         out, weights = _attend(q, k, v, tables, self._scale(), rate)
-        if self._request is not None:
-            self._rows = self._map_rows(q, k, v, tables, *self._request)
+        request = self._asked()
+        if request is not None:
+            self._rows = self._map_rows(q, k, v, tables, request.queries, request.heads)
         if wanted and weights is None:
             weights = self._map(q, k, v, tables)
         return out.transpose(1, 2), weights if wanted else None
@@ -270,7 +295,7 @@ class Attention(_Masked):
         rate = self.attn_drop.p if self.training and isinstance(self.attn_drop, nn.Dropout) else 0.0
         tables = self._tables(tokens, attn_mask, is_causal, packed, self._wants_map(), rate)
         plain = isinstance(self.q_norm, nn.Identity) and isinstance(self.k_norm, nn.Identity)
-        if plain and rate == 0 and tables.after is None and self._request is None and not self._wants_map():
+        if plain and rate == 0 and tables.after is None and self._asked() is None and not self._wants_map():
             out = ops.attention_qkv(packed, tables.gain, tables.bias, tables.gate, self.scale, tables.handle)
             weights = None
         else:
@@ -284,7 +309,7 @@ class Attention(_Masked):
         return (out, weights) if self.returns_pair else out
 
     def _wants_map(self) -> bool:
-        return self.returns_pair and self.want_map
+        return self.returns_pair and _thread() in self._map_wanted
 
 
 class PairAttention(Attention):
@@ -301,9 +326,9 @@ class MapRequest:
 
     def __call__(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         wanted = bool(kwargs.get("return_attention", args[1] if len(args) > 1 else False))
-        layer = getattr(block, self.child)
-        if layer.want_map != wanted:
-            layer.want_map = wanted
+        threads, mine = getattr(block, self.child)._map_wanted, _thread()
+        if wanted != (mine in threads):
+            threads.add(mine) if wanted else threads.discard(mine)
 
 
 class MultiheadAttention(_Masked):
@@ -348,7 +373,7 @@ class MultiheadAttention(_Masked):
         rate = self.dropout if self.training else 0.0
         tables = self._tables(tokens, attn_mask, False, packed, need_weights, rate)
         weights = None
-        if rate == 0 and tables.after is None and self._request is None and not need_weights:
+        if rate == 0 and tables.after is None and self._asked() is None and not need_weights:
             out = ops.attention_qkv(packed, tables.gain, tables.bias, tables.gate, None, tables.handle)
         else:
             q, k, v = (part.transpose(1, 2) for part in packed.unbind(2))

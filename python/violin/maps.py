@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -11,10 +13,12 @@ from torch import Tensor, nn
 
 from .errors import Error, numbers, tensor
 from .grids import GridRecorder
-from .layers import Attention, MapRequest, MultiheadAttention, PairAttention
+from .layers import Attention, MapRequest, MultiheadAttention, PairAttention, Request
 from .plugging import Site, Structure, find, grid_of, restore, sites, unwrapped, wrap
 
 Query = int | str | tuple[int, int]
+
+_one_at_a_time = threading.RLock()  # a layer answers one request
 
 
 def _is_whole(value: Any) -> bool:
@@ -51,21 +55,22 @@ class _Reached(Exception):
         self.grid = grid
 
 
-def _stop(module: nn.Module, args: Any, output: Tensor) -> None:
-    raise _Reached((output.shape[-2], output.shape[-1]))
-
-
 def _grid(model: nn.Module, structure: Structure, images: Tensor) -> tuple[int, int]:
     """The grid of images in a call of the model: what stands around a transformer may resize them."""
     if not structure.name:
         return grid_of(structure, images)
-    inner = unwrapped(model)
-    flags = {child: child.training for child in inner.modules()}
-    handle = structure.patches.register_forward_hook(_stop)
+    flags = {child: child.training for child in model.modules()}
+    here = threading.get_ident()
+
+    def stop(module: nn.Module, args: Any, output: Tensor) -> None:
+        if threading.get_ident() == here:  # others go on
+            raise _Reached((output.shape[-2], output.shape[-1]))
+
+    handle = structure.patches.register_forward_hook(stop)
     try:
         for child in flags:
             child.training = False  # statistics of a batch stay as they are
-        inner(images[:1])
+        model(images[:1])
     except _Reached as reached:
         return reached.grid
     finally:
@@ -73,6 +78,33 @@ def _grid(model: nn.Module, structure: Structure, images: Tensor) -> tuple[int, 
         for child, training in flags.items():
             child.training = training
     return grid_of(structure, images)
+
+
+@contextlib.contextmanager
+def _asking(places: Sequence[Site], structure: Structure, request: Request) -> Iterator[None]:
+    """Within it the layers answer a request of this thread; vanilla ones are wrapped for it."""
+    recorder = GridRecorder(structure.grid, structure.prefix)
+    borrowed: list[Site] = []
+    hooks = []
+    try:
+        for site in places:
+            if not isinstance(site.module, (Attention, MultiheadAttention)):
+                setattr(site.parent, site.child, wrap(site, None, recorder))
+                borrowed.append(site)
+                if isinstance(site.module, PairAttention):
+                    wanted = MapRequest(site.child)
+                    hooks.append(site.parent.register_forward_pre_hook(wanted, with_kwargs=True))
+            cast(Attention, site.module)._request = request
+        yield
+    finally:
+        for site in places:
+            module = site.module
+            if isinstance(module, (Attention, MultiheadAttention)):
+                module._request = module._rows = None
+        for hook in hooks:
+            hook.remove()
+        for site in borrowed:
+            restore(site)
 
 
 @torch.no_grad()
@@ -89,6 +121,7 @@ def attention_maps(
     of those that are wanted, heads in the order of the result; all unless given. Vanilla models work too. No map of a whole image is formed.
     """
     structure = find(model)
+    model = unwrapped(model)  # a wrapper may wait for other processes, which do not ask
     tensor("images", images)
     if images.dim() != 4:
         raise Error(f"images are {list(images.shape)}; expected [batch, channels, height, width]")
@@ -103,35 +136,15 @@ def attention_maps(
     wanted = sorted(set(range(len(places)) if blocks is None else numbers("blocks", blocks)))
     if wanted and not 0 <= wanted[0] <= wanted[-1] < len(places):
         raise Error(f"blocks are {wanted}; expected numbers from 0 to {len(places) - 1}")
+    places = [places[index] for index in wanted]
     picked = None if heads is None else numbers("heads", heads)
     if picked is not None and (not picked or min(picked) < 0):
         raise Error(f"heads are {picked}; expected numbers from 0 on, at least one, or None for all")
+    for site in places:
+        count = int(cast(Any, site.module).num_heads)
+        if picked is not None and max(picked) >= count:
+            raise Error(f"heads are {picked}; {site.name} has heads 0 to {count - 1}")
     chosen = None if picked is None else torch.tensor(picked, device=images.device)
-
-    recorder = GridRecorder(structure.grid, structure.prefix)
-    borrowed: list[Site] = []  # vanilla layers, wrapped for this call
-    hooks = []
-    try:
-        for index in wanted:
-            site = places[index]
-            if not isinstance(site.module, (Attention, MultiheadAttention)):
-                setattr(site.parent, site.child, wrap(site, None, recorder))
-                borrowed.append(site)
-                if isinstance(site.module, PairAttention):
-                    request = MapRequest(site.child)
-                    hooks.append(site.parent.register_forward_pre_hook(request, with_kwargs=True))
-            layer = cast(Attention, site.module)
-            if picked is not None and max(picked) >= layer.num_heads:
-                raise Error(f"heads are {picked}; {site.name} has heads 0 to {layer.num_heads - 1}")
-            layer._request = (tokens, chosen)
+    with _one_at_a_time, _asking(places, structure, Request(tokens, chosen, threading.get_ident())):
         model(images)
-        return {index: cast(Tensor, cast(Attention, places[index].module)._rows) for index in wanted}
-    finally:
-        for index in wanted:
-            module = places[index].module
-            if isinstance(module, (Attention, MultiheadAttention)):
-                module._request = module._rows = None
-        for hook in hooks:
-            hook.remove()
-        for site in borrowed:
-            restore(site)
+        return {site.block: cast(Tensor, cast(Attention, site.module)._rows) for site in places}

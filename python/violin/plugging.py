@@ -56,11 +56,11 @@ def _pair(value: Any) -> tuple[int, int]:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside torch.compile or a wrapper for several processes."""
+    """The model inside torch.compile and wrappers for several processes."""
     if hasattr(model, "_orig_mod"):
-        return model._orig_mod  # type: ignore[return-value]
+        return unwrapped(model._orig_mod)  # type: ignore[arg-type]
     if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
-        return model.module
+        return unwrapped(model.module)
     return model
 
 
@@ -486,7 +486,7 @@ def grid_of(structure: Structure, images: Tensor) -> tuple[int, int]:
         handle.remove()
         for child, training in flags.items():
             child.training = training
-    return recorder.grid
+    return recorder.own
 
 
 def _patch_grid(structure: Structure, image_size: int | Sequence[int] | None) -> tuple[int, int]:

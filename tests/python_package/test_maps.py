@@ -1,9 +1,11 @@
 """Attention maps of plugged and vanilla models."""
 
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from models import build, images, run
+from torch import nn
 
 import violin
 
@@ -71,3 +73,63 @@ def test_chosen_heads_of_maps_keep_their_order():
     ]:
         with pytest.raises(violin.Error, match=message):
             violin.attention_maps(model, x, **options)
+
+
+class Resized(nn.Module):
+    def __init__(self, vit):
+        super().__init__()
+        self.vit = vit
+
+    def forward(self, images):
+        return self.vit(images)
+
+
+def meanwhile(module, function):
+    """While this thread calls a module, another calls a function; once."""
+
+    def hook(*_):
+        handle.remove()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(function).result()
+
+    handle = module.register_forward_hook(hook)
+
+
+@pytest.mark.parametrize("part", ["patch_embed.proj", "blocks.0"])
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("plugged", [False, True])
+def test_maps_are_those_of_the_calling_thread(part, wrapped, plugged, timm):
+    vit = build("dynamic").eval()
+    if plugged:
+        violin.plug(vit, init="spread")
+    model = Resized(vit) if wrapped else vit
+    x, others = images((32, 32)), images((48, 24), 3)
+    expected, logits = violin.attention_maps(model, x, (3, 3)), run(model, others)
+    seen = []
+    meanwhile(vit.get_submodule(part), lambda: seen.append(run(model, others)))
+    maps = violin.attention_maps(model, x, (3, 3))
+    torch.testing.assert_close(seen[0], logits)
+    for block in maps:
+        torch.testing.assert_close(maps[block], expected[block])
+
+
+def test_a_returned_map_is_that_of_the_calling_thread():
+    model, x = violin.plug(build("dino"), init="spread").eval(), images((32, 32))
+    with torch.no_grad():
+        expected = model.get_last_selfattention(x)
+        meanwhile(model.blocks[-1].norm1, lambda: run(model, images((16, 16))))
+        torch.testing.assert_close(model.get_last_selfattention(x), expected)
+    assert model.blocks[-1].attn(torch.zeros(1, 65, 24))[1] is not None  # nobody asked otherwise since
+    run(model, x)
+    assert model.blocks[-1].attn(torch.zeros(1, 65, 24))[1] is None
+
+
+def test_maps_of_one_process_do_not_wait_for_others():
+    class Waiting(nn.DataParallel):
+        def forward(self, *_):
+            raise AssertionError("a wrapper for several processes was called")
+
+    model, x = violin.plug(build("vit"), init="spread").eval(), images((32, 32))
+    expected = violin.attention_maps(model, x)[1]
+    for wrapper in (Waiting(model), torch.compile(Waiting(model), backend="eager"), Waiting(torch.compile(model))):
+        assert torch.equal(violin.attention_maps(wrapper, x)[1], expected)
