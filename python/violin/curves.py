@@ -101,30 +101,49 @@ def _coordinates(curves: str, height: int, width: int, device: torch.device) -> 
             raise Error(str(error)) from None
 
 
+@functools.lru_cache(maxsize=_KEPT)
+def _longest(curves: str, height: int, width: int, device: torch.device) -> Tensor:
+    with plainly():
+        ranks = _coordinates(curves, height, width, torch.device("cpu"))
+        return ranks.amax((1, 2)).clamp_min(1).to(device)
+
+
+_MAKERS: dict[str, Callable[..., Tensor]] = {"ranks": _coordinates, "longest": _longest}
+
+
 def _constants(number: int) -> dict[str, Callable[..., Tensor]]:
     def made(name: str) -> Callable[..., Tensor]:
-        def ranks(*key: Any) -> Tensor:
-            return _coordinates(*key)
+        def constant(kind: str, *key: Any) -> Tensor:
+            return _MAKERS[kind](*key)
 
-        ranks.__code__ = ranks.__code__.replace(co_name=name)
-        return torch.compiler.assume_constant_result(ranks)
+        constant.__code__ = constant.__code__.replace(co_name=name)
+        return torch.compiler.assume_constant_result(constant)
 
-    return {name: made(name) for name in (f"violin_ranks_{i}" for i in range(number))}
+    return {name: made(name) for name in (f"violin_constant_{i}" for i in range(number))}
 
 
 #: The same function under many names: a compiled graph knows its constants by the name of the function that made them,
-#: and may hold ranks of several grids and curves.
+#: and may hold those of several grids and curves.
 _CONSTANTS = _constants(512)
 _names: dict[tuple[Any, ...], str] = {}
 
 
 @torch.compiler.assume_constant_result
 def _name(*key: Any) -> str:
-    return _names.setdefault(key, f"violin_ranks_{len(_names) % len(_CONSTANTS)}")
+    return _names.setdefault(key, f"violin_constant_{len(_names) % len(_CONSTANTS)}")
 
 
 def coordinates(curves: str, height: int, width: int, device: torch.device) -> Tensor:
     """Ranks [C,A,N] on a device, kept: layers of equal grid share them, and compiled code holds them as a constant."""
     if torch.compiler.is_dynamo_compiling():
-        return _CONSTANTS[_name(curves, height, width, device)](curves, height, width, device)
+        key = ("ranks", curves, height, width, device)
+        return _CONSTANTS[_name(*key)](*key)
     return _coordinates(curves, height, width, device)
+
+
+def longest(curves: str, height: int, width: int, device: torch.device) -> Tensor:
+    """The longest distance along each curve on a grid, int32 [C], kept in the same way."""
+    if torch.compiler.is_dynamo_compiling():
+        key = ("longest", curves, height, width, device)
+        return _CONSTANTS[_name(*key)](*key)
+    return _longest(curves, height, width, device)

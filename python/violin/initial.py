@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from . import curves as curve_module
 from .config import ADDING, MaskConfig
 from .errors import Error
 
@@ -54,10 +55,9 @@ def _fill_beta(values: Tensor, init: str, patches: int, generator: torch.Generat
             values[..., head] = -math.log(math.expm1(1 / _length(head, heads, patches)))
 
 
-def _fill_rate(
-    values: Tensor, config: MaskConfig, patches: int, units: Tensor, generator: torch.Generator | None
-) -> None:
-    units = units.to("cpu", torch.float32)
+def _fill_rate(values: Tensor, config: MaskConfig, grid: tuple[int, int], generator: torch.Generator | None) -> None:
+    longest = curve_module.longest(",".join(config.names), *grid, values.device)
+    units, patches = longest.float().view(-1, *(1 for _ in values.shape[1:])), math.prod(grid)
     # What add_v1 adds must differ within a row, or neither the decay nor alpha, which is 0, ever has a gradient.
     still = config.init == "identity" and config.strategy != "add_v1"
     if still:
@@ -81,15 +81,16 @@ def _fill_alpha(values: Tensor, config: MaskConfig, generator: torch.Generator |
 
 
 def fill(
-    name: str, values: Tensor, config: MaskConfig, patches: int, units: Tensor, generator: torch.Generator | None
+    name: str, values: Tensor, config: MaskConfig, grid: tuple[int, int], generator: torch.Generator | None
 ) -> None:
-    """Fills one parameter of a mask on a grid of so many patches. units: of rate, per curve."""
+    """Fills one parameter of a mask whose model has this grid."""
+    patches = math.prod(grid)
     if name == "beta":
         _fill_beta(values, config.init, patches, generator)
     elif name == "prefix_beta":
         values.fill_(9.0) if config.init == "spread" else _fill_beta(values, config.init, patches, generator)
     elif name == "rate":
-        _fill_rate(values, config, patches, units, generator)
+        _fill_rate(values, config, grid, generator)
     elif name == "prefix_rate":
         values.zero_()
     elif name == "curve_weight":

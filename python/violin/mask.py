@@ -62,12 +62,6 @@ class _Values(NamedTuple):
     prefix_rate: Tensor | None
 
 
-def longest(curve_list: str, grid: Sequence[int]) -> Tensor:
-    """The longest distance along each curve on a grid, the unit of ``rate``: int32 [C]."""
-    ranks = curve_module.coordinates(curve_list, int(grid[0]), int(grid[1]), torch.device("cpu"))
-    return ranks.amax((1, 2)).clamp_min(1)
-
-
 def _bounded(rate: Tensor) -> Tensor:
     """max(rate, 0) whose gradient is that of rate everywhere, so that a decay that starts at the bound can leave it."""
     return rate + (rate.clamp_min(0) - rate).detach()
@@ -131,8 +125,6 @@ class ViolinMask(nn.Module):
     prefix_beta: nn.Parameter | None
     prefix_rate: nn.Parameter | None
     gamma: Tensor | None
-    _units: Tensor  # of rate, per curve: [C,1] or [C,1,1]
-    _head_index: Tensor | None
 
     def __init__(
         self,
@@ -184,10 +176,8 @@ class ViolinMask(nn.Module):
         self._thawed: dict[str, bool] = {}  # what required a gradient before freeze()
 
         count, masked, axes = len(self.curve_names), len(self.masked_heads), 1
-        units = torch.ones(0, dtype=torch.int32, device="cpu")
         if count:
-            native = curve_module.coordinates(self._curve_list, *self.grid, torch.device("cpu"))
-            axes, units = native.shape[1], longest(self._curve_list, self.grid)
+            axes = curve_module.coordinates(self._curve_list, 1, 1, torch.device("cpu")).shape[1]
         decay_shape = (count, axes, masked) if decay_per_axis else (count, masked)
         self._one_axis = count > 0 and axes == 1 and not decay_per_axis
         options: dict[str, Any] = {"device": device, "dtype": dtype or torch.float32}
@@ -206,24 +196,7 @@ class ViolinMask(nn.Module):
         parameter("alpha", (masked,), alpha)
         parameter("prefix_beta", (masked,), prefix_decay == "learned" and not rate)
         parameter("prefix_rate", (masked,), prefix_decay == "learned" and rate)
-        # Whole numbers, so that half() leaves them.
-        shape = (count,) + (1,) * (len(decay_shape) - 1)
-        where = next((t.device for t in self._values() if t is not None), units.device)  # also that of a device context
-        self.register_buffer("_units", units.view(shape).to(where), persistent=False)
-        some = len(self.masked_heads) < self.layer_heads
-        index = torch.tensor(self.masked_heads, device=where) if some else None
-        self.register_buffer("_head_index", index, persistent=False)
         self.initialise(seed, name)
-
-    def _make_constants(self) -> None:
-        """What no weights file holds, where the parameters are: a module that was on the meta device lacks it."""
-        device = next(t.device for t in self._values() if t is not None)
-        if device.type == "meta":
-            return
-        if self.curve_names:
-            self._units = longest(self._curve_list, self.grid).view(self._units.shape).to(device)
-        if self._head_index is not None:
-            self._head_index = torch.tensor(self.masked_heads, device=device)
 
     # -- initial values ------------------------------------------------------------------------------------------------
 
@@ -236,14 +209,13 @@ class ViolinMask(nn.Module):
                 continue
             generator = None if seed is None else generator_for(seed, f"{name}.{parameter_name}")
             values = torch.empty(parameter.shape, dtype=torch.float32, device="cpu")
-            fill(parameter_name, values, self.config, self.grid[0] * self.grid[1], self._units, generator)
+            fill(parameter_name, values, self.config, self.grid, generator)
             parameter.copy_(values)
         self._changed()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Initial values from torch's generator, and what else a module on the meta device lacks once it has memory."""
-        self._make_constants()
         if self.gamma is not None:
             self.gamma.fill_(self.config.decay or 1.0)
         self.initialise()
@@ -266,22 +238,28 @@ class ViolinMask(nn.Module):
             return logsigmoid(_in_full(values.beta))
         if values.rate is None:
             raise Error("this mask has no curves and so no decay")
-        return -_bounded(_in_full(values.rate)) / self._units
+        return -_bounded(_in_full(values.rate)) / self.units(values.rate)
+
+    def units(self, rate: Tensor, grid: Sequence[int] | None = None) -> Tensor:
+        """What ``rate`` counts in where this grid is the model's own: the longest distance along each curve, [C,1] or
+        [C,1,1]. No buffer: DistributedDataParallel would send it in every call."""
+        height, width = self.grid if grid is None else grid
+        longest = curve_module.longest(self._curve_list, int(height), int(width), rate.device)
+        return longest.view(-1, *(1 for _ in rate.shape[1:]))
 
     @torch.no_grad()
     def set_log_decay(self, log_decay: Tensor) -> None:
         """The same decay in this layer's parameterisation; only ``rate`` can take any."""
         if self.rate is None:
             raise Error("only masks with the parameterisation 'rate' take a given decay")
-        self.rate.copy_(-log_decay * self._units)
+        self.rate.copy_(-log_decay * self.units(self.rate))
         self._changed()
 
     def rate_for(self, grid: Sequence[int]) -> Tensor:
         """``rate`` of the same decay where ``grid`` is the model's own."""
         if self.rate is None:
             raise Error("this mask has no rate")
-        units = longest(self._curve_list, grid).view(self._units.shape).to(self._units.device)
-        return self.rate.detach() * units / self._units
+        return self.rate.detach() * self.units(self.rate, grid) / self.units(self.rate)
 
     def prefix_log_decay(self) -> Tensor | None:
         """log gamma of class token and registers, [h], where it is learned."""
@@ -333,18 +311,17 @@ class ViolinMask(nn.Module):
 
     def _spread(self, tables: Tables) -> Tables:
         """Heads without a mask keep what changes nothing."""
-        if self._head_index is None:
+        if len(self.masked_heads) == self.layer_heads:
             return tables
-        return Tables(
-            *(
-                None
-                if table is None
-                else torch.full(
-                    (self.layer_heads, *table.shape[1:]), neutral, dtype=table.dtype, device=table.device
-                ).index_copy(0, self._head_index, table)
-                for table, neutral in zip(tables, (1.0, 0.0, 1.0, 0.0, 0.0))
-            )
-        )
+
+        def spread(table: Tensor, neutral: float) -> Tensor:
+            still = torch.full_like(table[:1], neutral)
+            masked = iter(table.split(1))
+            heads = range(self.layer_heads)
+            return torch.cat([next(masked) if head in self.masked_heads else still for head in heads])
+
+        pairs = zip(tables, (1.0, 0.0, 1.0, 0.0, 0.0))
+        return Tables(*(None if table is None else spread(table, neutral) for table, neutral in pairs))
 
     def packs(self, dtype: torch.dtype, grid: Sequence[int], prefix: int = 0) -> bool:
         """Whether tables beside q, k, v of this type are built by build_packed()."""
@@ -357,7 +334,7 @@ class ViolinMask(nn.Module):
             and dtype in (torch.float16, torch.bfloat16)
             and self.config.strategy in ("mul_v1", "mul_v2")
             and self._one_axis
-            and self._head_index is None
+            and len(self.masked_heads) == self.layer_heads
         )
 
     def build_packed(self, grid: Sequence[int], prefix: int, dtype: torch.dtype) -> Tables:
@@ -505,19 +482,15 @@ class ViolinMask(nn.Module):
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ViolinMask:
-        was_meta, gamma = self._units.is_meta, self.gamma
+        gamma = self.gamma
         super()._apply(fn, recurse)
         if gamma is not None and self.gamma is not None and self.gamma.element_size() < gamma.element_size() < 8:
             self.gamma = gamma.to(self.gamma.device)  # 16 bits would make a decay close to 1 none
-        if was_meta:
-            self._make_constants()
         self._changed()
         return self
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        if self._units.is_meta:  # parameters were assigned
-            self._make_constants()
         self._changed()
 
     def __getstate__(self) -> dict[str, Any]:

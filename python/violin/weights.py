@@ -35,7 +35,7 @@ from .description import (
     state,
 )
 from .errors import Error
-from .mask import ViolinMask, longest
+from .mask import ViolinMask
 from .plugging import Structure, find, plug_config, sites, unplug
 
 VERSION = "0.1.0"
@@ -426,8 +426,8 @@ def _put(model: nn.Module, weights: dict[str, Tensor], native: tuple[int, int] |
     for index, mask in _indexed_masks(model):
         name = names.get(f"blocks.{index}.attn.violin.rate")
         if native is not None and native != mask.grid and name in chosen:
-            other = longest(",".join(mask.curve_names), native).view(mask._units.shape)
-            chosen[name] = chosen[name].cpu() * mask._units.cpu() / other
+            rate = chosen[name].cpu()
+            chosen[name] = rate * mask.units(rate) / mask.units(rate, native)
     structure.vit.load_state_dict(chosen, strict=False)
 
 

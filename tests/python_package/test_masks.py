@@ -246,7 +246,7 @@ def test_frozen_tables_are_constants_until_thawed():
 
 def test_16_bit_parameters_still_make_full_tables():
     mask = violin.ViolinMask(2, init="identity", grid=(32, 32)).half()
-    assert mask._units.max() == 1023 and mask.tables((4, 4)).gain.dtype == torch.float32
+    assert mask.units(mask.rate).max() == 1023 and mask.tables((4, 4)).gain.dtype == torch.float32
 
 
 def test_copies_and_pickles_stand_alone():

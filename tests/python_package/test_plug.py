@@ -264,6 +264,16 @@ def test_defaults_of_torch_do_not_matter():
     run(model, images((32, 32)))
 
 
+@pytest.mark.parametrize("init", ["identity", "pretrain"])
+def test_plugging_adds_no_buffers_that_processes_would_send_in_every_call(init, timm):
+    model = build("vit")
+    assert not list(model.buffers())  # so that one process may evaluate a DistributedDataParallel model alone
+    violin.plug(model, init=init, heads=[0, 2])
+    assert not list(model.buffers())
+    run(model, images((32, 32)))
+    assert not list(model.buffers())
+
+
 def test_plugging_does_not_disturb_random_numbers():
     torch.manual_seed(5)
     expected = torch.rand(3)
