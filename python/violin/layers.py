@@ -5,6 +5,7 @@ The layers of a model share a :class:`~violin.grids.GridRecorder`, which tells t
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import threading
 from collections.abc import Sequence
@@ -17,6 +18,16 @@ from . import ops
 from .errors import Error, sides, whole
 from .grids import GridRecorder, product_type
 from .mask import Tables, ViolinMask
+
+
+def _autocasts(device: torch.device) -> bool:
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+
+
+def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Autocast switched off, where the device has it: meta has none."""
+    available = torch.amp.is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if available else contextlib.nullcontext()
 
 
 def _as_bias(mask: Tensor | None, is_causal: bool, tokens: int, like: Tensor) -> Tensor | None:
@@ -65,7 +76,7 @@ def _attend(
     if tables.after is None:
         return out, None
     # In the type of the mask, which 16 bits do not resolve.
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device):
         return (out + tables.after @ v.to(tables.after.dtype)).to(out.dtype), None
 
 
@@ -163,8 +174,8 @@ class _Masked(nn.Module):
             q, k, v = (t.index_select(1, heads) for t in (q, k, v))
             tables = tables.heads(heads)
         parts = (tables.gain, tables.bias, tables.gate, self._scale())
-        q, k, v = (t.detach().float() if torch.is_autocast_enabled(t.device.type) else t.detach() for t in (q, k, v))
-        with torch.autocast(q.device.type, enabled=False):
+        q, k, v = (t.detach().float() if _autocasts(t.device) else t.detach() for t in (q, k, v))
+        with without_autocast(q.device):
             _, lse = ops.attention_with_lse(q, k, v, *parts)
             rows = ops.attention_rows(q, k, lse, queries, *parts)
             return rows if tables.after is None else rows + tables.after.index_select(-2, queries)
@@ -187,7 +198,7 @@ class _Masked(nn.Module):
         if not (learned and torch.is_grad_enabled()):
             return self._map_rows(q, k, v, tables, torch.arange(q.shape[2], device=q.device), None)
         q, k = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in (q, k))
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q.device):
             return _weights(q, k, tables, self._scale(), 0.0)
 
     def _scale(self) -> float | None:

@@ -17,7 +17,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from .config import MaskConfig
 from .errors import Error, pixels, sides, whole
 from .grids import GridRecorder, projection
-from .layers import Attention, MapRequest, MultiheadAttention, PairAttention
+from .layers import Attention, MapRequest, MultiheadAttention, PairAttention, without_autocast
 from .mask import ViolinMask, from_config
 
 _PACKED_CHILDREN = {"qkv", "q_norm", "k_norm", "attn_drop", "norm", "gate", "proj", "proj_drop"}
@@ -108,9 +108,11 @@ def _hint(model: nn.Module) -> str:
     name, layer = next(layers, ("", None))
     if layer is None:
         return ""
-    if isinstance(layer, (Attention, MultiheadAttention)) or (_is_attention(layer) and _objection(layer) is None):
-        return "; give the whole model: its patch embedding tells the grid"
-    return f"; {described(name, layer)} is attention of another kind"
+    if not isinstance(layer, (Attention, MultiheadAttention)) and not (_is_attention(layer) and _objection(layer) is None):
+        return f"; {described(name, layer)} is attention of another kind"
+    if any(isinstance(part, nn.Conv2d) or "embed" in type(part).__name__.lower() for part in model.modules()):
+        return f"; {described(name, layer)} could be plugged, but the model makes its patches in another way than these"
+    return "; give the whole model: its patch embedding tells the grid"
 
 
 def _structure(name: str, vit: Any, grid: Any) -> Structure:
@@ -247,13 +249,14 @@ def _agrees(site: Site, module: nn.Module, grids: GridRecorder) -> bool:
     x = torch.randn(1, 5, weight.shape[1], generator=generator, device="cpu").to(weight.device, weight.dtype)
     try:
         module.eval()
-        expected = module.forward(x)  # not through the user's hooks
-        pair = isinstance(expected, tuple)
-        if weight.is_meta:
-            return pair  # there are no numbers to compare
-        expected = expected[0] if pair else expected
-        ours = Attention.around(module, None, grids, site.name)
-        error = (ours.forward(x) - expected).abs().max().item()
+        with without_autocast(weight.device):  # in which roundings would differ
+            expected = module.forward(x)  # not through the user's hooks
+            pair = isinstance(expected, tuple)
+            if weight.is_meta:
+                return pair  # there are no numbers to compare
+            expected = expected[0] if pair else expected
+            ours = Attention.around(module, None, grids, site.name)
+            error = (ours.forward(x) - expected).abs().max().item()
     except Exception as problem:
         raise Error(
             f"{described(site.name, module)} cannot be plugged: run on five tokens it failed ({problem})"

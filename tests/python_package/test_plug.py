@@ -274,6 +274,16 @@ def test_plugging_adds_no_buffers_that_processes_would_send_in_every_call(init, 
     assert not list(model.buffers())
 
 
+@pytest.mark.parametrize("name", ["vit", "dino"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_layers_are_checked_in_their_own_precision_under_autocast(name, dtype):
+    x = images((32, 32))
+    with torch.autocast("cpu", dtype=dtype):
+        vanilla = violin.attention_maps(build(name), x)[1]  # checks its layers too
+        assert vanilla.dtype == torch.float32
+        assert violin.is_plugged(violin.plug(build(name)))
+
+
 def test_plugging_does_not_disturb_random_numbers():
     torch.manual_seed(5)
     expected = torch.rand(3)
@@ -408,6 +418,15 @@ def test_plugged_on_the_meta_device(family):
             model.to_empty(device="cpu")
         model.load_state_dict(reference.state_dict(), assign=assign)
         torch.testing.assert_close(run(model.eval(), x), expected)
+
+
+@pytest.mark.parametrize("strategy", violin.ops.STRATEGIES)
+def test_shapes_are_known_on_the_meta_device(strategy):
+    with torch.device("meta"):
+        model, x = violin.plug(build("dino"), init="spread", strategy=strategy), torch.empty(2, 3, 24, 32)
+        assert model(x).shape == (2, 24)
+        assert model.get_last_selfattention(x).shape == (2, 2, 49, 49)
+        assert violin.attention_maps(model, x)[1].shape == (2, 2, 1, 49)
 
 
 def test_blocks_and_heads_may_come_from_any_iterable():

@@ -411,6 +411,18 @@ def test_a_part_of_a_model_is_told_to_be_one(timm):
             violin.plug(part)
 
 
+def test_a_whole_model_with_patches_in_another_place_is_not_told_to_be_a_part(timm):
+    from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
+    from timm.models.pit import PoolingVisionTransformer
+
+    options = {"patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 3}
+    naflex = NaFlexVit(NaFlexVitCfg(**options))  # patches of any image come in one long list
+    pooling = PoolingVisionTransformer(32, 8, 4, depth=(1,), base_dims=(8,), heads=(3,), stem_type="overlap")
+    for model, name in ((naflex, r"blocks\.0\.attn"), (pooling, r"transformers\.0\.blocks\.0\.attn")):
+        with pytest.raises(violin.Error, match=rf"no vision transformer.*; {name} \(Attention\) could be plugged, but the model makes its patches"):
+            violin.plug(model)
+
+
 def test_attention_that_cannot_be_plugged_comes_before_a_missing_grid(timm):
     class Odd(type(build("vit").blocks[0].attn)):
         def forward(self, x, attn_mask=None, is_causal=False):
