@@ -337,3 +337,15 @@ def preprocessing_of(
         "mean": channels("mean", (0.485, 0.456, 0.406), -math.inf, "three numbers"),
         "std": channels("std", (0.229, 0.224, 0.225), 0, "three numbers above 0"),
     }
+
+
+def as_timm_says_it(preprocessing: Mapping[str, Any], channels: int) -> dict[str, Any]:
+    """What :func:`preprocessing_of` returned, as timm's models have it in ``pretrained_cfg``."""
+    return {
+        "input_size": (channels, *_size_of(preprocessing["size"])),
+        "crop_pct": preprocessing["crop_pct"],
+        "crop_mode": "squash" if preprocessing["crop"] == "squash" else "center",
+        "interpolation": preprocessing["interpolation"],
+        "mean": tuple(preprocessing["mean"]),
+        "std": tuple(preprocessing["std"]),
+    }

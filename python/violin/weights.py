@@ -25,6 +25,7 @@ from . import _fields, _layout, _safetensors
 from . import curves as curve_module
 from .config import MaskConfig
 from .description import (
+    as_timm_says_it,
     canonical,
     disagreement,
     mask_config,
@@ -466,7 +467,8 @@ def load(path: str | os.PathLike[str], branch: str = "", **overrides: Any) -> nn
     """The model of a weights file or of a run's folder, as a timm VisionTransformer with its masks; needs timm.
 
     branch: as :func:`load_state` takes it. overrides: arguments of timm's constructor, for example
-    ``dynamic_img_size=True``. What the file says about itself is the model's attribute ``violin_file``.
+    ``dynamic_img_size=True``. What the file says about itself is the model's attribute ``violin_file``; how it wants its
+    images is also where timm and :func:`save` look for it, in ``pretrained_cfg``.
     """
     try:
         from timm.models.deit import VisionTransformerDistilled
@@ -493,6 +495,17 @@ def load(path: str | os.PathLike[str], branch: str = "", **overrides: Any) -> nn
             config.pop(field)
     model = kind(norm_layer=norm, **{**config, **overrides})
     cast(Any, model).violin_file = about
+    _keep_preprocessing(model, about, described)
     _compare(find(model), described, "pos_embed" in weights, overrides)
     _fill(model, weights, described["violin"], native_grid(described), strict=True)
     return model
+
+
+def _keep_preprocessing(model: nn.Module, about: Mapping[str, Any], described: Mapping[str, Any]) -> None:
+    """What a file says about its images, in the model that was built of it."""
+    try:
+        preprocessing = preprocessing_of(model, about.get("preprocessing"), described)
+    except Error as error:
+        raise Error(f"the weights file's violin.preprocessing: {error}") from None
+    if preprocessing is not None:
+        cast(Any, model).pretrained_cfg = as_timm_says_it(preprocessing, described["in_chans"])

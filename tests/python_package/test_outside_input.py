@@ -172,7 +172,7 @@ def test_sizes_that_no_tensor_proves_build_nothing(tmp_path, timm):
     refused(lambda: violin.load_state(build("vit"), path), r"pos_embed is \[1, 17, 24\] in the weights, whose desc")
 
 
-def test_other_texts_of_a_file_are_checked_too(tmp_path):
+def test_other_texts_of_a_file_are_checked_too(tmp_path, timm):
     tensors, description = saved(tmp_path / "m.safetensors")
     about = {"violin.model": json.dumps(description)}
     for key, text, message in [
@@ -183,6 +183,13 @@ def test_other_texts_of_a_file_are_checked_too(tmp_path):
     ]:
         _safetensors.save_file(tensors, tmp_path / "n.safetensors", {**about, "violin." + key: text})
         refused(lambda: violin.load_state(build("vit"), tmp_path / "n.safetensors"), message)
+    for text, message in [
+        ('{"mean": "grey"}', "violin.preprocessing: preprocessing: mean is 'grey'; expected three numbers"),
+        ('{"crop_ptc": 1}', "violin.preprocessing: preprocessing has a field 'crop_ptc'"),
+        ('{"size": 1e9}', "violin.preprocessing: preprocessing: size is 1000000000.0; expected"),
+    ]:
+        _safetensors.save_file(tensors, tmp_path / "n.safetensors", {**about, "violin.preprocessing": text})
+        refused(lambda: violin.load(tmp_path / "n.safetensors"), message)
 
 
 def test_a_described_mask_without_tensors_is_missing(tmp_path, timm):

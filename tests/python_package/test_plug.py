@@ -284,6 +284,18 @@ def test_layers_are_checked_in_their_own_precision_under_autocast(name, dtype):
         assert violin.is_plugged(violin.plug(build(name)))
 
 
+def test_groups_keep_their_rates_in_optimisers_of_timm(timm):
+    from timm.optim import create_optimizer_v2
+
+    model = violin.plug(build("vit"), init="spread")
+    groups = violin.param_groups(model, lr=1e-3, weight_decay=0.1, mask_lr_factor=10)
+    optimiser = create_optimizer_v2(groups, opt="adamw", lr=1.0, weight_decay=0.5)
+    of = {id(p): (g["lr"], g["weight_decay"]) for g in optimiser.param_groups for p in g["params"]}
+    assert {of[id(parameter)] for parameter in violin.mask_parameters(model)} == {(1e-2, 0.0)}
+    assert of[id(model.head.weight)] == (1e-3, 0.1) and of[id(model.head.bias)] == (1e-3, 0.0)
+    assert len(of) == len(list(model.parameters()))
+
+
 def test_plugging_does_not_disturb_random_numbers():
     torch.manual_seed(5)
     expected = torch.rand(3)

@@ -129,6 +129,22 @@ def test_preprocessing_that_is_not_given_is_the_models_own(tmp_path, timm):
     assert written(path, model, timms)["crop"] == "centre"
 
 
+@pytest.mark.parametrize("name", ["vit", "rectangle"])
+def test_preprocessing_stays_with_a_model_that_is_loaded_and_saved(name, tmp_path, timm):
+    given = {"crop_pct": 0.95, "crop": "squash", "interpolation": "lanczos", "mean": (0.5,) * 3, "std": (0.4,) * 3}
+    model, path = build(name), tmp_path / "m.safetensors"
+    first = written(path, model, given)
+    again = violin.load(path)
+    assert timm.data.resolve_model_data_config(again) == {
+        "input_size": (3, 24, 40) if name == "rectangle" else (3, 32, 32), "crop_pct": 0.95, "crop_mode": "squash",
+        "interpolation": "lanczos", "mean": (0.5,) * 3, "std": (0.4,) * 3,
+    }  # fmt: skip
+    assert written(path, again) == first
+    violin.save(model, path)
+    assert "violin.preprocessing" not in _safetensors.load_file(path)[1]
+    assert not hasattr(violin.load(path), "pretrained_cfg")
+
+
 @pytest.mark.parametrize(
     "given, message",
     [
