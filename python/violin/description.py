@@ -38,7 +38,8 @@ _TORCHVISION = (
 
 
 def canonical(structure: Structure, name: str) -> str:
-    """timm's name of a parameter."""
+    """timm's name of a parameter, wherever torch.compile has wrapped a part."""
+    name = name.replace("_orig_mod.", "")
     if structure.family == "torchvision":
         for pattern, replacement in _TORCHVISION:
             name = re.sub(pattern, replacement, name)

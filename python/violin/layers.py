@@ -137,9 +137,8 @@ class _Masked(nn.Module):
 
     def _asked(self) -> Request | None:
         """The request that this call answers; other threads may evaluate the model meanwhile."""
-        request = self._request
-        mine = request is None or torch.compiler.is_compiling() or request.thread == threading.get_ident()
-        return request if mine else None
+        request = None if torch.compiler.is_compiling() else self._request
+        return request if request is not None and request.thread == threading.get_ident() else None
 
     def set_grid(self, height: int, width: int) -> None:
         """The grid of the next calls, where no patch embedding tells it."""

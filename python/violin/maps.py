@@ -21,6 +21,35 @@ Query = int | str | tuple[int, int]
 _one_at_a_time = threading.RLock()  # a layer answers one request
 
 
+def _tokens(queries: Query | Sequence[Query], grid: tuple[int, int], prefix: int) -> list[int]:
+    patch = isinstance(queries, tuple) and len(queries) == 2 and all(map(_is_whole, queries))
+    one = patch or isinstance(queries, str) or not isinstance(queries, Iterable)
+    asked = cast("list[Query]", [queries] if one else list(cast("Sequence[Query]", queries)))
+    if not asked:
+        raise Error("queries are empty; expected at least one")
+    return [_token(query, grid, prefix) for query in asked]
+
+
+def _chosen(places: list[Site], blocks: Iterable[int] | None) -> list[Site]:
+    wanted = sorted(set(range(len(places)) if blocks is None else numbers("blocks", blocks)))
+    if wanted and not 0 <= wanted[0] <= wanted[-1] < len(places):
+        raise Error(f"blocks are {wanted}; expected numbers from 0 to {len(places) - 1}")
+    return [places[index] for index in wanted]
+
+
+def _heads(places: list[Site], heads: Iterable[int] | None) -> list[int] | None:
+    if heads is None:
+        return None
+    picked = numbers("heads", heads)
+    if not picked or min(picked) < 0:
+        raise Error(f"heads are {picked}; expected numbers from 0 on, at least one, or None for all")
+    for site in places:
+        count = int(cast(Any, site.module).num_heads)
+        if max(picked) >= count:
+            raise Error(f"heads are {picked}; {site.name} has heads 0 to {count - 1}")
+    return picked
+
+
 def _is_whole(value: Any) -> bool:
     """Numbers of numpy and torch included."""
     try:
@@ -84,13 +113,14 @@ def _grid(model: nn.Module, structure: Structure, images: Tensor) -> tuple[int, 
 def _asking(places: Sequence[Site], structure: Structure, request: Request) -> Iterator[None]:
     """Within it the layers answer a request of this thread; vanilla ones are wrapped for it."""
     recorder = GridRecorder(structure.grid, structure.prefix)
-    borrowed: list[Site] = []
+    borrowed: list[tuple[Site, nn.Module]] = []  # and what stood there, which may be a wrapper
     hooks = []
     try:
         for site in places:
             if not isinstance(site.module, (Attention, MultiheadAttention)):
-                setattr(site.parent, site.child, wrap(site, None, recorder))
-                borrowed.append(site)
+                stood, layer = getattr(site.parent, site.child), wrap(site, None, recorder)
+                setattr(site.parent, site.child, layer)
+                borrowed.append((site, stood))
                 if isinstance(site.module, PairAttention):
                     wanted = MapRequest(site.child)
                     hooks.append(site.parent.register_forward_pre_hook(wanted, with_kwargs=True))
@@ -103,8 +133,9 @@ def _asking(places: Sequence[Site], structure: Structure, request: Request) -> I
                 module._request = module._rows = None
         for hook in hooks:
             hook.remove()
-        for site in borrowed:
+        for site, stood in borrowed:
             restore(site)
+            setattr(site.parent, site.child, stood)
 
 
 @torch.no_grad()
@@ -125,26 +156,13 @@ def attention_maps(
     tensor("images", images)
     if images.dim() != 4:
         raise Error(f"images are {list(images.shape)}; expected [batch, channels, height, width]")
-    grid = _grid(model, structure, images)
-    patch = isinstance(queries, tuple) and len(queries) == 2 and all(map(_is_whole, queries))
-    one = patch or isinstance(queries, str) or not isinstance(queries, Iterable)
-    asked = cast("list[Query]", [queries] if one else list(cast("Sequence[Query]", queries)))
-    if not asked:
-        raise Error("queries are empty; expected at least one")
-    tokens = torch.tensor([_token(query, grid, structure.prefix) for query in asked], device=images.device)
-    places = sites(structure)
-    wanted = sorted(set(range(len(places)) if blocks is None else numbers("blocks", blocks)))
-    if wanted and not 0 <= wanted[0] <= wanted[-1] < len(places):
-        raise Error(f"blocks are {wanted}; expected numbers from 0 to {len(places) - 1}")
-    places = [places[index] for index in wanted]
-    picked = None if heads is None else numbers("heads", heads)
-    if picked is not None and (not picked or min(picked) < 0):
-        raise Error(f"heads are {picked}; expected numbers from 0 on, at least one, or None for all")
-    for site in places:
-        count = int(cast(Any, site.module).num_heads)
-        if picked is not None and max(picked) >= count:
-            raise Error(f"heads are {picked}; {site.name} has heads 0 to {count - 1}")
+    places = _chosen(sites(structure), blocks)
+    picked = _heads(places, heads)
     chosen = None if picked is None else torch.tensor(picked, device=images.device)
-    with _one_at_a_time, _asking(places, structure, Request(tokens, chosen, threading.get_ident())):
-        model(images)
-        return {site.block: cast(Tensor, cast(Attention, site.module)._rows) for site in places}
+    # Compiled code knows no requests, and is not made anew for this.
+    with _one_at_a_time, torch.compiler.set_stance("force_eager"):
+        tokens = _tokens(queries, _grid(model, structure, images), structure.prefix)
+        rows = torch.tensor(tokens, device=images.device)
+        with _asking(places, structure, Request(rows, chosen, threading.get_ident())):
+            model(images)
+            return {site.block: cast(Tensor, cast(Attention, site.module)._rows) for site in places}

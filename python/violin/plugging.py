@@ -35,7 +35,7 @@ class Site(NamedTuple):
 
     @property
     def module(self) -> nn.Module:
-        return getattr(self.parent, self.child)
+        return unwrapped(getattr(self.parent, self.child))
 
 
 class Structure(NamedTuple):
@@ -55,16 +55,20 @@ def _pair(value: Any) -> tuple[int, int]:
     return (int(value[0]), int(value[1])) if isinstance(value, (tuple, list)) else (int(value), int(value))
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside torch.compile and wrappers for several processes."""
-    if hasattr(model, "_orig_mod"):
-        return unwrapped(model._orig_mod)  # type: ignore[arg-type]
-    if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
-        return unwrapped(model.module)
-    return model
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The model, or the part of one, inside torch.compile, torch's wrapper for activation checkpointing and those for several
+    processes."""
+    for name in ("_orig_mod", "_checkpoint_wrapped_module"):
+        if isinstance(module._modules.get(name), nn.Module):
+            return unwrapped(cast(nn.Module, module._modules[name]))
+    if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+        return unwrapped(module.module)
+    return module
 
 
 def _is_vit(module: nn.Module) -> bool:
+    if unwrapped(module) is not module:  # wrappers pass attributes on
+        return False
     if hasattr(module, "patch_embed") and isinstance(getattr(module, "blocks", None), nn.Module):
         return True
     return hasattr(module, "conv_proj") and hasattr(getattr(module, "encoder", None), "layers")
@@ -117,7 +121,8 @@ def _hint(model: nn.Module) -> str:
 
 def _structure(name: str, vit: Any, grid: Any) -> Structure:
     if hasattr(vit, "conv_proj"):
-        blocks = [(f"{name}encoder.layers.{child}", block) for child, block in vit.encoder.layers.named_children()]
+        layers = vit.encoder.layers.named_children()
+        blocks = [(f"{name}encoder.layers.{child}", unwrapped(block)) for child, block in layers]
         size, patch = _pair(vit.image_size), _pair(vit.patch_size)
         grid = grid or (size[0] // patch[0], size[1] // patch[1])
         prefix, norm = int(vit.class_token.shape[1]), getattr(vit.encoder, "ln", None)
@@ -155,7 +160,8 @@ def _structure(name: str, vit: Any, grid: Any) -> Structure:
 
 def _flat(container: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
     """Blocks one by one, where some models keep them in chunks padded with nn.Identity."""
-    for child, block in container.named_children():
+    for child, block in unwrapped(container).named_children():
+        block = unwrapped(block)
         if isinstance(block, (nn.ModuleList, nn.Sequential)):
             yield from _flat(block, f"{name}.{child}")
         elif not isinstance(block, nn.Identity):
@@ -210,7 +216,7 @@ def _sites(blocks: list[tuple[str, nn.Module]]) -> list[Site]:
     for index, (name, block) in enumerate(blocks):
         found = [
             child
-            for child, module in block.named_children()
+            for child, module in ((child, unwrapped(module)) for child, module in block.named_children())
             if isinstance(module, (Attention, MultiheadAttention)) or _is_attention(module)
         ]
         if len(found) != 1:
@@ -345,8 +351,6 @@ def plug_config(
     table_limit: int = 1 << 30,
 ) -> nn.Module:
     """plug() with options in a MaskConfig."""
-    if unwrapped(model) is not model:
-        raise Error(f"the model is inside of {type(model).__name__} already; plug it first, then wrap or compile it")
     table_limit = whole("table_limit", table_limit)
     structure = find(model, None if grid is None else sides("grid", grid))
     places = sites(structure)
@@ -357,6 +361,7 @@ def plug_config(
         if not 0 <= block < len(places):
             raise Error(f"blocks are {list(config.blocks or ())}; expected numbers from 0 to {len(places) - 1}")
     places = [site for site in places if config.covers(site.block)]
+    _refuse_wrapped(model, structure, places)
     grids = GridRecorder(structure.grid, structure.prefix, hooked=True)
     layers = []
     for site in places:
@@ -395,6 +400,17 @@ def _refuse_built_in(places: list[Site]) -> None:
             raise Error(
                 f"{described(site.name, layer)} was built with a mask, not plugged; set its attribute violin to None, which "
                 "leaves plain attention"
+            )
+
+
+def _refuse_wrapped(model: nn.Module, structure: Structure, places: list[Site]) -> None:
+    """A wrapper that is there already does not know the parameters and hooks that come in."""
+    parts = {structure.vit, *(part for site in places for part in (site.parent, site.module))}
+    for name, module in model.named_modules():
+        if unwrapped(module) is not module and unwrapped(module) in parts:
+            raise Error(
+                f"{name or 'the model'} is inside of {type(module).__name__} already; plug the model first, then wrap or "
+                "compile it"
             )
 
 
