@@ -1,7 +1,10 @@
-"""Checks the CUDA kernels against float64 on the GPU: python3 tests/cuda/check_kernels.py LIBRARY [--repeat N] [--only TEXT]
+"""Checks the CUDA kernels against float64: python3 tests/cuda/check_kernels.py LIBRARY [--repeat N] [--only TEXT] [--tiles N]
 
 The criterion is that of the operators: the error of a kernel is at most twice the error of the plain formula with q, k, v in
 the same precision and table and softmax in float32, plus a tiny term. Also: every run gives the same bits.
+
+LIBRARY is libviolin_cuda_kernels_api.so, for a GPU, or libviolin_cuda_emulated.so, which runs the same kernels on the processor:
+small cases only, and the repeated runs in other orders of threads and copies.
 """
 import argparse
 import itertools
@@ -49,10 +52,10 @@ def error(x, ref):
     return float(e) if torch.isfinite(e) else math.inf
 
 
-def make(case, dtype, seed):
+def make(case, dtype, seed, device):
     B, h, nq, nk, d, G, tables, layout = case
-    g = torch.Generator("cuda").manual_seed(seed)
-    rand = lambda *s: torch.randn(*s, generator=g, device="cuda")
+    g = torch.Generator(device).manual_seed(seed)
+    rand = lambda *s: torch.randn(*s, generator=g, device=device)
     if layout == "packed":  # [B,N,3,h,d]
         q, k, v = rand(B, nq, 3, h, d).to(dtype).permute(2, 0, 3, 1, 4)
     elif layout == "tokens":  # [B,N,h,d]
@@ -67,23 +70,23 @@ def make(case, dtype, seed):
     shape = (G, th, nq, nk)
     gain = bias = gate = None
     if "m" in tables:  # a mask close to 1, as fresh parameters give
-        gain = 1 - 2e-3 * torch.rand(*shape, generator=g, device="cuda", dtype=wide)
+        gain = 1 - 2e-3 * torch.rand(*shape, generator=g, device=device, dtype=wide)
     if "g" in tables:  # decays of both signs
-        i = torch.arange(nq, device="cuda")[:, None]
-        j = torch.arange(nk, device="cuda")[None]
-        rate = 0.2 * torch.rand(G, th, 1, 1, generator=g, device="cuda", dtype=wide)
-        sign = torch.randn(G, th, 1, 1, generator=g, device="cuda", dtype=wide).sign()
-        gain = sign * 1.3 * torch.exp(-rate * (i - j).abs()) + 0.05 * torch.randn(*shape, generator=g, device="cuda", dtype=wide)
+        i = torch.arange(nq, device=device)[:, None]
+        j = torch.arange(nk, device=device)[None]
+        rate = 0.2 * torch.rand(G, th, 1, 1, generator=g, device=device, dtype=wide)
+        sign = torch.randn(G, th, 1, 1, generator=g, device=device, dtype=wide).sign()
+        gain = sign * 1.3 * torch.exp(-rate * (i - j).abs()) + 0.05 * torch.randn(*shape, generator=g, device=device, dtype=wide)
     if "d" in tables:  # a decay so fast that whole tiles are smaller than any normal number
-        far = (torch.arange(nq, device="cuda")[:, None] - torch.arange(nk, device="cuda")[None]).abs()
+        far = (torch.arange(nq, device=device)[:, None] - torch.arange(nk, device=device)[None]).abs()
         gain = (0.5 ** far.to(wide)).expand(shape).contiguous()
     if "b" in tables:
-        bias = torch.randn(*shape, generator=g, device="cuda", dtype=wide)
+        bias = torch.randn(*shape, generator=g, device=device, dtype=wide)
         if "x" in tables and nk > 2:
             bias[..., ::3] = -math.inf
             bias[..., nq // 2, :] = 0
     if "s" in tables:
-        gate = torch.rand(*shape, generator=g, device="cuda", dtype=wide)
+        gate = torch.rand(*shape, generator=g, device=device, dtype=wide)
     return (q, k, v), (gain, bias, gate), dout
 
 
@@ -118,18 +121,29 @@ CASES = [
     (2, 2, 1025, 1025, 128, 1, "m", "packed"), (60, 6, 300, 300, 128, 1, "g", "packed"), (200, 6, 65, 65, 72, 1, "g", "tokens"),
     (6, 2, 258, 70, 104, 3, "g1", "tokens"), (7, 1, 130, 257, 112, 1, "", "plain"), (1, 1, 5, 1296, 128, 1, "g", "plain"),
     (1, 1, 2200, 2100, 88, 1, "g", "tokens"), (600, 2, 64, 64, 128, 1, "g", "packed"), (90, 6, 197, 197, 128, 1, "", "tokens"),
+    # the same in small: tables as they are, tails, rounds, parts, groups
+    (3, 1, 132, 132, 64, 1, "g", "packed"), (5, 1, 129, 129, 64, 1, "g", "tokens"), (2, 2, 130, 67, 40, 2, "g", "tokens"),
+    (17, 1, 70, 70, 64, 1, "m", "packed"), (9, 2, 70, 70, 64, 1, "", "packed"), (17, 1, 65, 65, 128, 1, "g", "packed"),
+    (5, 1, 130, 66, 80, 1, "m", "tokens"), (1, 1, 300, 260, 64, 1, "d", "tokens"), (4, 1, 80, 70, 64, 2, "gbs", "tokens"),
 ]
 
 
-def check_attention(kernels, repeat, only):
+def small_enough(kernels, elements, tiles):
+    """Whether as many elements of tables as there are for all images are few enough for an emulated device."""
+    return not kernels.emulated or elements <= tiles * 64 * 64
+
+
+def check_attention(kernels, repeat, only, tiles):
     failures, worst = 0, {}
     for (number, case), (dtype, path) in itertools.product(
             enumerate(CASES), ((torch.bfloat16, 90), (torch.float16, 90), (torch.bfloat16, 80), (torch.float16, 80),
                                (torch.float32, 80), (torch.float64, 80))):
         name = f"{'x'.join(map(str, case[:6]))} {case[6] or 'none'} {case[7]} {str(dtype)[6:]} sm{path}"
-        if only and only not in name:
+        B, h, nq, nk = case[:4]
+        slow = 5 if dtype in (torch.float32, torch.float64) else 1  # without products of whole tiles
+        if (only and only not in name) or not small_enough(kernels, slow * B * h * max(nq, 64) * max(nk, 64), tiles):
             continue
-        inputs, tables, dout = make(case, dtype, 1000 + number)
+        inputs, tables, dout = make(case, dtype, 1000 + number, kernels.device)
         G, scale = case[5], 1 / math.sqrt(case[4])
         ref = run_plain(inputs, tables, dout, scale, G, torch.float64)
         base = run_plain(inputs, tables, dout, scale, G, dtype)
@@ -163,13 +177,15 @@ def check_attention(kernels, repeat, only):
             if not ok or not ratio <= 1:
                 row.append(f"{n} {e:.2e} (plain {pe:.2e})")
         same = True
-        for _ in range(repeat):
+        for turn in range(repeat):
+            kernels.order(1 + turn)
             o2, l2 = kernels.forward(*inputs, *full, path=path)
             g2 = kernels.backward(*inputs, out, lse, dout, *full, path=path)
             pairs = zip((out, lse, *grads[:3]), (o2, l2, *g2[:3]))
             same = same and all(torch.equal(a, b) for a, b in pairs)
             if "1" not in case[6]:
                 same = same and all(a is None or torch.equal(a, b) for a, b in zip(grads[3:], g2[3:]))
+        kernels.order(0)
         if row or not same:
             failures += 1
             print("FAIL", name, "bits differ" if not same else "", "; ".join(row), flush=True)
@@ -182,10 +198,11 @@ def check_attention(kernels, repeat, only):
 def check_wanted(kernels):
     """Whichever gradients are wanted, they have the bits that they have when all are."""
     failures = 0
-    for N, path in itertools.product((257, 200), (90, 80)):
-        q, k, v = torch.randn(5, N, 3, 2, 64, device="cuda").bfloat16().permute(2, 0, 3, 1, 4)
-        gain = torch.rand(1, 2, N, N, device="cuda")
-        dout = torch.randn(5, N, 2, 64, device="cuda").bfloat16().transpose(1, 2)
+    # Over more images on a device that has more to offer.
+    for (B, N), path in itertools.product(((3, 129), (2, 72)) if kernels.emulated else ((5, 257), (5, 200)), (90, 80)):
+        q, k, v = torch.randn(B, N, 3, 2, 64, device=kernels.device).bfloat16().permute(2, 0, 3, 1, 4)
+        gain = torch.rand(1, 2, N, N, device=kernels.device)
+        dout = torch.randn(B, N, 2, 64, device=kernels.device).bfloat16().transpose(1, 2)
         out, lse = kernels.forward(q, k, v, gain, path=path)
         everything = kernels.backward(q, k, v, out, lse, dout, gain, path=path)
         for need in ((1, 0, 0, 0), (0, 0, 0, 1), (1, 0, 0, 1), (0, 1, 1, 0), (1, 1, 1, 0), (0, 1, 0, 1)):
@@ -200,8 +217,8 @@ def check_not_numbers(kernels):
     """A gain that is not a number reaches the rows that it stands in, and no others of the output."""
     failures = 0
     for dtype, path in itertools.product((torch.bfloat16, torch.float16), (80, 90)):
-        q, k, v = torch.randn(2, 130, 3, 2, 64, device="cuda").to(dtype).permute(2, 0, 3, 1, 4)
-        gain = torch.rand(1, 2, 130, 130, device="cuda")
+        q, k, v = torch.randn(2, 130, 3, 2, 64, device=kernels.device).to(dtype).permute(2, 0, 3, 1, 4)
+        gain = torch.rand(1, 2, 130, 130, device=kernels.device)
         gain[0, 1, 100, 7] = math.nan
         out, _ = kernels.forward(q, k, v, gain, path=path)
         rows = out.isnan().any(-1)  # [B,h,N]
@@ -216,9 +233,9 @@ def check_not_numbers(kernels):
 
 def check_far_curve(kernels):
     """log M where a curve of weight 0 lies far above the one that counts, and where all decays are minus infinity."""
-    ranks = torch.arange(200, device="cuda").repeat(2, 1).view(1, 2, 1, 200).int()
-    weight = torch.tensor([[0.0], [1.0]], device="cuda")
-    log_decay = torch.tensor([[-0.01], [-1.0]], device="cuda")
+    ranks = torch.arange(200, device=kernels.device).repeat(2, 1).view(1, 2, 1, 200).int()
+    weight = torch.tensor([[0.0], [1.0]], device=kernels.device)
+    log_decay = torch.tensor([[-0.01], [-1.0]], device=kernels.device)
     out = kernels.mask_forward(ranks, log_decay, weight, log_space=True)
     far = (ranks[0, 0, 0][:, None] - ranks[0, 0, 0][None]).abs().float()
     gradient = kernels.mask_backward(torch.ones_like(out), ranks, log_decay, weight, log_space=True)[0]
@@ -253,7 +270,7 @@ def mask_reference(ranks, log_decay, weight, prefix, prefix_decay, log_space):
     return out
 
 
-def check_mask(kernels, only):
+def check_mask(kernels, only, tiles):
     failures = 0
     # spread 1: ranks are permutations, the gradient goes through histograms; 4: ranks with gaps; 0: with ties
     for spread, G, C, A, N, h, prefix, per_axis, weighted, learned, log_space, dtype in [
@@ -268,18 +285,18 @@ def check_mask(kernels, only):
             (1, 2, 3, 2, 60, 12, 2, 1, 1, 1, 0, torch.float32), (0, 1, 2, 2, 400, 3, 1, 0, 1, 1, 0, torch.float32)]:
         name = (f"mask ranks{spread} G{G} C{C} A{A} N{N} h{h} P{prefix} axis{per_axis} w{weighted} cls{learned} "
                 f"log{log_space} {dtype}")
-        if only and only not in name:
+        if (only and only not in name) or not small_enough(kernels, G * h * C * (prefix + N) ** 2, tiles):
             continue
-        g = torch.Generator("cuda").manual_seed(7)
-        ranks = torch.stack([torch.randperm(max(spread, 1) * N, generator=g, device="cuda")[:N] for _ in range(G * C * A)])
+        g = torch.Generator(kernels.device).manual_seed(7)
+        ranks = torch.stack([torch.randperm(max(spread, 1) * N, generator=g, device=kernels.device)[:N] for _ in range(G * C * A)])
         ranks = ranks if spread else ranks // 2
         ranks = ranks.view(G, C, A, N).int()
         shape = (C, A, h) if per_axis else (C, h)
-        rand = lambda *s: torch.rand(*s, generator=g, device="cuda", dtype=torch.float64)
+        rand = lambda *s: torch.rand(*s, generator=g, device=kernels.device, dtype=torch.float64)
         leaves = [-min(0.05, 10 / N) * rand(*shape), rand(C, h) + 0.1 if weighted else None, -rand(h) if learned else None]
         leaves = [None if x is None else x.to(dtype) for x in leaves]
         size = prefix + N
-        dout = torch.randn(G, h, size, size, generator=g, device="cuda", dtype=torch.float64).to(dtype)
+        dout = torch.randn(G, h, size, size, generator=g, device=kernels.device, dtype=torch.float64).to(dtype)
 
         def reference(t):
             x = [None if y is None else y.to(t).requires_grad_() for y in leaves]
@@ -340,7 +357,7 @@ def check_choice(kernels):
     return len(wrong)
 
 
-def check_gain(kernels, only):
+def check_gain(kernels, only, tiles):
     """Gains that masks make, as records: within what 16 bits resolve of float64; their gradients as good as float32's."""
     failures = 0
     for spread, G, C, N, h, prefix, weighted, learned, scaled, offset, dtype in [
@@ -350,18 +367,18 @@ def check_gain(kernels, only):
             (1, 1, 19, 150, 2, 70, 1, 1, 1, 0, torch.float16), (0, 3, 9, 300, 4, 5, 1, 1, 1, 0, torch.bfloat16),
             (1, 1, 2, 4096, 1, 0, 0, 0, 1, 0, torch.bfloat16), (1, 1, 4, 64, 2, 0, 0, 0, 1, 1, torch.bfloat16)]:
         name = f"gain ranks{spread} G{G} C{C} N{N} h{h} P{prefix} w{weighted} cls{learned} alpha{scaled} +{offset} {dtype}"
-        if only and only not in name:
+        if (only and only not in name) or not small_enough(kernels, G * h * C * (prefix + N) ** 2, tiles):
             continue
-        g = torch.Generator("cuda").manual_seed(7)
-        ranks = torch.stack([torch.randperm(max(spread, 1) * N, generator=g, device="cuda")[:N] for _ in range(G * C)])
+        g = torch.Generator(kernels.device).manual_seed(7)
+        ranks = torch.stack([torch.randperm(max(spread, 1) * N, generator=g, device=kernels.device)[:N] for _ in range(G * C)])
         ranks = (ranks if spread else ranks // 2).view(G, C, 1, N).int()
-        rand = lambda *s: torch.rand(*s, generator=g, device="cuda")
+        rand = lambda *s: torch.rand(*s, generator=g, device=kernels.device)
         leaves = [-min(0.05, 10 / N) * rand(C, h), rand(C, h) - 0.2 if weighted else None, -rand(h) if learned else None,
                   2 * rand(h) - 1 if scaled else None]
         if C > 1:
             leaves[0][0, 0] = -math.inf  # only a token itself
         size = prefix + N
-        dgain = torch.randn(G, h, size, size, generator=g, device="cuda")
+        dgain = torch.randn(G, h, size, size, generator=g, device=kernels.device)
 
         def reference(t):
             x = [None if y is None else y.to(t).requires_grad_() for y in leaves]
@@ -400,17 +417,18 @@ def main():
     parser.add_argument("library")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--only", default="")
+    parser.add_argument("--tiles", type=int, default=40, help="an emulated device takes cases up to so many tiles of 64 x 64")
     args = parser.parse_args()
-    if not torch.cuda.is_available():
-        kernels = Kernels(args.library)
+    kernels = Kernels(args.library)
+    if not kernels.emulated and not torch.cuda.is_available():
         failures = check_scratch(kernels) + check_choice(kernels)
         print(f"scratch and choice: {failures} failures; no CUDA device: the other GPU checks are skipped")
         return 1 if failures else 0
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    kernels = Kernels(args.library)
-    failures = check_mask(kernels, args.only) + check_gain(kernels, args.only) + check_attention(kernels, args.repeat, args.only)
+    failures = check_mask(kernels, args.only, args.tiles) + check_gain(kernels, args.only, args.tiles)
+    failures += check_attention(kernels, args.repeat, args.only, args.tiles)
     if not args.only:
         failures += check_wanted(kernels) + check_not_numbers(kernels) + check_far_curve(kernels) + check_scratch(kernels)
         failures += check_choice(kernels)

@@ -1,4 +1,6 @@
-"""The CUDA launchers on torch tensors, through a small shared library (kernels_api.cpp), without the operators."""
+"""The CUDA launchers on torch tensors, through a small shared library (kernels_api.cpp), without the operators.
+
+A library that is built with emulator/ runs the kernels' PTX on the processor, on tensors that are there too."""
 import ctypes
 import math
 
@@ -66,7 +68,7 @@ def unpacked(records, dtype, size):
     16 bits may have."""
     G, h, tiles = records.shape[:3]
     rows = records[..., :TILE * 128].reshape(G, h, tiles, tiles, TILE, 8, 16)
-    piece = torch.arange(8, device="cuda") ^ (torch.arange(TILE, device="cuda") % 8)[:, None]
+    piece = torch.arange(8, device=records.device) ^ (torch.arange(TILE, device=records.device) % 8)[:, None]
     rows = rows.gather(-2, piece[..., None].expand(*rows.shape[:-2], 8, 16))
     rows = rows.contiguous().view(G, h, tiles, tiles, TILE, 128)
     ranges = records[..., TILE * 128:].contiguous().view(torch.float32)
@@ -94,22 +96,61 @@ def pointer(x):
     return None if x is None else x.data_ptr()
 
 
+def storage(x):
+    """The memory that a tensor lies in: address and bytes."""
+    whole = x.untyped_storage()
+    return whole.data_ptr(), whole.nbytes()
+
+
 class Kernels:
     def __init__(self, library):
         self.lib = ctypes.CDLL(library)
+        self.emulated = hasattr(self.lib, "emulator_load")
+        self.device = "cpu" if self.emulated else "cuda"
+        if self.emulated:
+            self._start_emulator()
         for name in ("attention_forward_scratch", "attention_backward_scratch", "decay_mask_forward_scratch",
                      "decay_mask_backward_scratch", "decay_gain_forward_scratch", "decay_gain_backward_scratch"):
             getattr(self.lib, name).restype = ctypes.c_size_t
 
-    def _run(self, name, p, *path, poison=False):
+    def _start_emulator(self):
+        self.lib.emulator_error.restype = ctypes.c_char_p
+        self.lib.emulator_allow.argtypes = [PTR, ctypes.c_size_t]
+        self.lib.emulator_order.argtypes = [ctypes.c_uint64]
+        self.lib.emulator_ptx_list.restype = ctypes.c_char_p
+        with open(self.lib.emulator_ptx_list().decode()) as files:
+            for path in files.read().split("\n"):
+                if path and self.lib.emulator_load(path.encode()):
+                    raise RuntimeError(self.lib.emulator_error().decode())
+
+    def order(self, seed):
+        """In which order an emulated device runs its threads and lets copies land; 0: in turns, at once. A real one takes
+        its own order."""
+        if self.emulated:
+            self.lib.emulator_order(seed)
+
+    def processors(self, count):
+        self.lib.emulator_processors(count)
+
+    def _run(self, name, p, tensors, *path, poison=False):
+        """tensors: all that the kernels may touch."""
         size = getattr(self.lib, name + "_scratch")(ctypes.byref(p), *path)
-        scratch = torch.empty(max(size, 1), dtype=torch.uint8, device="cuda")
+        # Scratch ends where it ends: what an allocation has beyond that is not for kernels to touch.
+        scratch = torch.empty(max(size, 1), dtype=torch.uint8, device=self.device)
         if poison:
             scratch.fill_(255)  # numbers that are none
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        stream = None
+        if self.emulated:
+            self.lib.emulator_forget()
+            for x in (scratch, *tensors):
+                if x is not None:
+                    self.lib.emulator_allow(*storage(x))
+        else:
+            stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         error = getattr(self.lib, name)(ctypes.byref(p), *path, ctypes.c_void_p(scratch.data_ptr()), stream)
         if error:
-            raise RuntimeError(f"{name}: CUDA error {error}")
+            what = self.lib.emulator_error().decode() if self.emulated else f"CUDA error {error}"
+            raise RuntimeError(f"{name}: {what}")
         self.scratch = size
 
     def forward(self, q, k, v, gain=None, bias=None, gate=None, scale=None, path=90):
@@ -121,7 +162,7 @@ class Kernels:
         p = Forward(Shape(B, h, nq, k.size(2), d, groups), DTYPES[q.dtype], scale or 1 / math.sqrt(d), heads(q), heads(k),
                     heads(v), table(gain), table(bias), table(gate), heads(out), lse.data_ptr())
         self.used_sm90 = path == 90 and bool(self.lib.attention_forward_uses_sm90(ctypes.byref(p)))
-        self._run("attention_forward", p, path)
+        self._run("attention_forward", p, (q, k, v, gain, bias, gate, out, lse), path)
         return out, lse
 
     def backward(self, q, k, v, out, lse, dout, gain=None, bias=None, gate=None, scale=None, path=90, need=(1,) * 6,
@@ -143,7 +184,7 @@ class Kernels:
                      heads(out), heads(dout), lse.data_ptr(), table(gain), table(bias), table(gate),
                      *(heads(g) for g in grads), *(pointer(t) for t in tables))
         self.used_sm90 = path == 90 and bool(self.lib.attention_backward_uses_sm90(ctypes.byref(p)))
-        self._run("attention_backward", p, path, poison=poison)
+        self._run("attention_backward", p, (q, k, v, out, lse, dout, gain, bias, gate, *grads, *tables), path, poison=poison)
         return (*grads, *tables)
 
     @staticmethod
@@ -180,22 +221,24 @@ class Kernels:
         """ranks int32 [G,C,A,N]."""
         m = self._mask(ranks, log_decay, weight, prefix, prefix_decay, log_space)
         size = prefix + ranks.size(3)
-        out = torch.full((ranks.size(0), log_decay.size(-1), size, size), float("nan"), dtype=log_decay.dtype, device="cuda")
-        self._run("decay_mask_forward", MaskForward(m, out.data_ptr()))
+        out = torch.full((ranks.size(0), log_decay.size(-1), size, size), float("nan"), dtype=log_decay.dtype, device=self.device)
+        self._run("decay_mask_forward", MaskForward(m, out.data_ptr()), (ranks, log_decay, weight, prefix_decay, out))
         return out
 
     def mask_backward(self, dout, ranks, log_decay, weight=None, prefix=0, prefix_decay=None, log_space=False):
         m = self._mask(ranks, log_decay, weight, prefix, prefix_decay, log_space)
         grads = [None if x is None else torch.full_like(x, float("nan")) for x in (log_decay, weight, prefix_decay)]
-        self._run("decay_mask_backward", MaskBackward(m, dout.data_ptr(), *(pointer(g) for g in grads)))
+        self._run("decay_mask_backward", MaskBackward(m, dout.data_ptr(), *(pointer(g) for g in grads)),
+                  (dout, ranks, log_decay, weight, prefix_decay, *grads))
         return grads
 
     def gain_forward(self, dtype, ranks, log_decay, weight=None, prefix=0, prefix_decay=None, alpha=None, offset=0.0):
         """Records, uint8 [G,h,key tiles,query tiles,bytes]."""
         gain = Gain(self._mask(ranks, log_decay, weight, prefix, prefix_decay, False), pointer(alpha), offset)
         tiles = -(-(prefix + ranks.size(3)) // TILE)
-        out = torch.full((ranks.size(0), log_decay.size(-1), tiles, tiles, RECORD), 255, dtype=torch.uint8, device="cuda")
-        self._run("decay_gain_forward", GainForward(gain, DTYPES[dtype], out.data_ptr()))
+        out = torch.full((ranks.size(0), log_decay.size(-1), tiles, tiles, RECORD), 255, dtype=torch.uint8, device=self.device)
+        self._run("decay_gain_forward", GainForward(gain, DTYPES[dtype], out.data_ptr()),
+                  (ranks, log_decay, weight, prefix_decay, alpha, out))
         return out
 
     def gain_backward(self, dgain, ranks, log_decay, weight=None, prefix=0, prefix_decay=None, alpha=None, offset=0.0):
@@ -204,5 +247,6 @@ class Kernels:
         gain = Gain(self._mask(ranks, log_decay, weight, prefix, prefix_decay, False), pointer(alpha), offset)
         grads = [None if x is None else torch.full_like(x, float("nan")) for x in (log_decay, weight, prefix_decay, alpha)]
         self._run("decay_gain_backward", GainBackward(gain, (PTR * 64)(*map(pointer, layers)), len(layers),
-                                                      *(pointer(g) for g in grads)), poison=True)
+                                                      *(pointer(g) for g in grads)),
+                  (ranks, log_decay, weight, prefix_decay, alpha, *layers, *grads), poison=True)
         return grads
