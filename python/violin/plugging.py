@@ -59,8 +59,9 @@ def unwrapped(module: nn.Module) -> nn.Module:
     """The model, or the part of one, inside torch.compile, torch's wrapper for activation checkpointing and those for several
     processes."""
     for name in ("_orig_mod", "_checkpoint_wrapped_module"):
-        if isinstance(module._modules.get(name), nn.Module):
-            return unwrapped(cast(nn.Module, module._modules[name]))
+        inner = getattr(module, name, None)
+        if isinstance(inner, nn.Module):
+            return unwrapped(inner)
     if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
         return unwrapped(module.module)
     return module

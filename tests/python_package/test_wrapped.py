@@ -106,6 +106,18 @@ def test_maps_of_vanilla_models_leave_wrappers_where_they_are(name, wrap):
     assert dict(wrapped.named_modules()) == modules
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_traced_part_may_stand_beside_the_transformer():
+    x, vit = images((32, 32)), build("vit").eval()
+    model = nn.Sequential(torch.jit.trace(nn.Tanh(), x), vit)
+    expected = run(model, x)
+    violin.plug(model)
+    torch.testing.assert_close(run(model, x), expected)
+    assert violin.is_plugged(vit)
+    with pytest.raises(violin.Error, match="no vision transformer"):
+        violin.plug(model[0])
+
+
 @pytest.mark.parametrize("plugged", [True, False])
 def test_maps_leave_compiled_code_as_it_is(plugged, timm):
     torch._dynamo.reset()
