@@ -408,6 +408,7 @@ def _put(model: nn.Module, weights: dict[str, Tensor], native: tuple[int, int] |
     unexpected = sorted(set(weights) - set(names))
     missing = sorted(set(names) - set(weights))
     if strict and (unexpected or missing):
+        vanilla = not unexpected and all(map(_MASK.match, missing)) and not any(map(_MASK.match, weights))
         raise Error(
             f"the weights do not fit {type(structure.vit).__name__}: "
             + "; ".join(
@@ -415,6 +416,7 @@ def _put(model: nn.Module, weights: dict[str, Tensor], native: tuple[int, int] |
                 for what, found in (("missing", missing), ("not expected", unexpected))
                 if found
             )
+            + ("; weights without a mask are loaded before violin.plug(model), or with strict=False" if vanilla else "")
         )
     chosen = {names[name]: value for name, value in weights.items() if name in names}
     own = structure.vit.state_dict()

@@ -567,6 +567,15 @@ def test_a_plugged_model_refuses_weights_of_another_mask(tmp_path, timm):
     violin.load_state(same, tmp_path / "m.safetensors")
 
 
+def test_weights_without_a_mask_are_told_when_to_be_loaded():
+    source, x = build("torchvision").eval(), torch.randn(2, 3, 32, 32)
+    model = violin.plug(build("torchvision")).eval()
+    with pytest.raises(violin.Error, match=r"missing \(.*; weights without a mask are loaded before violin\.plug"):
+        violin.load_state(model, source.state_dict())
+    violin.load_state(model, source.state_dict(), strict=False)
+    torch.testing.assert_close(run(model, x), run(source, x))
+
+
 def test_refused_weights_leave_the_model_alone(tmp_path, timm):
     model = violin.plug(build("vit"), init="spread")
     weights = model.state_dict()
