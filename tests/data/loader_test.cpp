@@ -169,6 +169,7 @@ TEST(Loader, SkipsBadImagesAndNamesThem) {
     const std::vector<BadImage> bad = loader.bad_images();
     ASSERT_EQ(bad.size(), 5u);
     EXPECT_EQ(bad[4].name, "made_up[9]");
+    EXPECT_EQ(bad[4].index, 9);
     EXPECT_TRUE(contains(bad[4].message, "broken"));
   }
 }

@@ -359,6 +359,21 @@ TEST_F(Together, AStopDuringAnEvaluationLosesNothing) {
               last_epoch(file("together")).at("val_loss").get<double>(), 1e-3);
 }
 
+// With an image per pass in each process, a broken one leaves its process a batch behind the other.
+TEST_F(Together, ABrokenImageOfValCostsNothingButItself) {
+  std::ofstream(file("data/val/class_0/image_100.png")) << "no image";
+  // In training one of them has each, and both count.
+  for (const char* name : {"image_0.png", "image_1.png"})
+    std::ofstream(file("data/train/class_0/") + name) << "no image";
+  std::vector<std::string> command = new_run("run", "1");
+  command.insert(command.end(), {"--accumulate", "4"});
+  const Finished done = mpirun(command);
+  ASSERT_EQ(done.code, 0) << done.err;
+  EXPECT_NE(done.err.find("skipped a bad image of val"), std::string::npos) << done.err;
+  EXPECT_EQ(train::read_json_file(file("run/result.json")).at("val").at("images"), 11);
+  EXPECT_EQ(train::read_json_file(file("run/result.json")).at("skipped"), 2);
+}
+
 TEST_F(Together, ARunWhoseBestWeightsAreGoneGoesOn) {
   ASSERT_EQ(mpirun(new_run("run", "1")).code, 0);
   fs::remove(file("run/result.json"));

@@ -130,7 +130,7 @@ class Loader::State {
   std::vector<BadImage> bad_images() const {
     const std::lock_guard lock(bad_mutex);
     std::vector<BadImage> list;
-    for (const auto& [index, message] : bad) list.push_back({set[index].name(), message});
+    for (const auto& [index, message] : bad) list.push_back({set[index].name(), message, index});
     return list;
   }
 

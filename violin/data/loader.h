@@ -41,6 +41,7 @@ struct Batch {
 struct BadImage {
   std::string name;
   std::string message;
+  std::int64_t index = 0;  // into the sample set
 };
 
 struct LoaderOptions {

@@ -58,16 +58,19 @@ Evaluator::Evaluator(const data::SampleSet& set, const data::EvalOptions& prepro
   loader_ = std::make_unique<data::Loader>(set, std::make_shared<data::EvalTransform>(preprocessing), loader);
 }
 
-bool Evaluator::stop_wished(std::int64_t batch) const {
+bool Evaluator::stop_wished(std::int64_t batch) {
   if (options_.stop == nullptr) return false;
   const bool own = options_.stop->load();
   if (alone()) return own;
-  // All ask before the same batches, and all end there. The answer makes the host wait for a GPU.
+  // All ask before the same batches, and all end there; the answer makes the host wait for a GPU. A batch of nothing
+  // but broken images never comes, but the others ask before theirs: what was missed is asked now.
   const std::int64_t every = options_.device.is_cuda() ? 8 : 1;
-  if (batch >= common_batches_ || batch % every != 0) return false;
-  at::Tensor wishes = at::full({1}, own ? 1.0 : 0.0, at::TensorOptions(options_.device).dtype(at::kDouble));
-  processes_->sum(wishes);
-  return wishes.item<double>() > 0;
+  for (; asked_ <= batch && asked_ < common_batches_; asked_ += every) {
+    at::Tensor wishes = at::full({1}, own ? 1.0 : 0.0, at::TensorOptions(options_.device).dtype(at::kDouble));
+    processes_->sum(wishes);
+    if (wishes.item<double>() > 0) return true;
+  }
+  return false;
 }
 
 Evaluation Evaluator::run(nn::VisionTransformer& model, bool keep_logits) {
@@ -82,9 +85,10 @@ Evaluation Evaluator::run(nn::VisionTransformer& model, bool keep_logits) {
   MetricsSum sum(outputs);
   Evaluation result;
   std::vector<at::Tensor> kept;
+  asked_ = 0;
   loader_->start(picks_, options_.batch_size, 0);
-  for (std::int64_t index = 0; std::optional<data::Batch> batch = loader_->next(); ++index) {
-    if (stop_wished(index)) {
+  while (std::optional<data::Batch> batch = loader_->next()) {
+    if (stop_wished(batch->number)) {
       result.stopped = true;
       break;
     }
@@ -103,6 +107,7 @@ Evaluation Evaluator::run(nn::VisionTransformer& model, bool keep_logits) {
     if (options_.progress) options_.progress(batch->size());
   }
   if (!alone()) {
+    if (!result.stopped) result.stopped = stop_wished(common_batches_);  // where the last batches did not come
     at::Tensor sums = sum.sums().defined() ? sum.sums()
                                            : at::zeros({4 + (outputs <= 4096 ? outputs * outputs : 0)},
                                                        at::TensorOptions(options_.device).dtype(at::kDouble));

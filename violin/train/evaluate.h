@@ -53,12 +53,13 @@ class Evaluator {
 
  private:
   bool alone() const { return processes_ == nullptr || processes_->world() == 1; }
-  bool stop_wished(std::int64_t batch) const;  // by any process, before that batch
+  bool stop_wished(std::int64_t batch);  // by any process, before that batch
 
   EvaluateOptions options_;
   Processes* processes_;
   std::vector<data::Pick> picks_;
-  std::int64_t common_batches_ = 0;  // that every process has at least
+  std::int64_t common_batches_ = 0;  // that every process has at least, broken images counted
+  std::int64_t asked_ = 0;           // before so many of them
   std::unique_ptr<data::Loader> loader_;
 };
 

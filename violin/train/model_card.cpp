@@ -24,6 +24,7 @@ std::string model_card(const Task& task, const data::Dataset& dataset, const Out
           "). Weights: " + (outcome.best_epoch >= 0 ? "`best/model.safetensors`, the best epoch on val; " : "") +
           "`last/model.safetensors`, the last one. They carry preprocessing and class names.\n\n| | |\n|---|---|\n";
   line("data", "`" + last_name(task.data) + "`, " + std::to_string(dataset.train.size()) + " training images" +
+                   (outcome.skipped > 0 ? " (" + std::to_string(outcome.skipped) + " of them unreadable)" : "") +
                    (dataset.held_out ? ", val held out of them" : ""));
   line("model", "ViT, width " + std::to_string(task.model.embed_dim) + ", " + std::to_string(task.model.depth) +
                     " blocks, " + std::to_string(task.model.num_heads) + " heads, patch " +

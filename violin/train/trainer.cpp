@@ -406,6 +406,18 @@ bool Trainer::train_epoch() {
   return end_epoch(since(begin), images * processes().world());
 }
 
+void Trainer::collect_skipped() {
+  for (const data::BadImage& bad : loader_->bad_images()) skipped_.insert(bad.index);
+  if (processes().world() == 1) return;
+  const std::vector<std::int64_t> own(skipped_.begin(), skipped_.end());
+  at::Tensor all = at::zeros({dataset_.train.size()}, at::kFloat);
+  all.index_fill_(0, at::tensor(own, at::kLong), 1);
+  all = all.to(options_.device);
+  processes().sum(all);
+  const at::Tensor found = all.to(at::kCPU).nonzero().contiguous();
+  skipped_.insert(found.const_data_ptr<std::int64_t>(), found.const_data_ptr<std::int64_t>() + found.numel());
+}
+
 bool Trainer::end_epoch(double epoch_seconds, std::int64_t epoch_images) {
   const Options& o = task_.options;
   const std::int64_t epoch = state_.epoch;
@@ -414,6 +426,7 @@ bool Trainer::end_epoch(double epoch_seconds, std::int64_t epoch_images) {
   bool best = false;
   std::optional<Metrics> val;
   require_finite_weights();  // before they take the place of good ones
+  collect_skipped();
   if (evaluator_ && due) {
     if (options_.listener != nullptr) options_.listener->on_evaluation(evaluator_->images());
     const Evaluation evaluation = evaluator_->run(*model_);
@@ -507,6 +520,7 @@ Outcome Trainer::train() {
   outcome.val = val_;
   outcome.best_top1 = std::max(state_.best_top1, 0.0);
   outcome.best_epoch = state_.best_epoch;
+  outcome.skipped = std::ssize(skipped_);
   outcome.images_per_second =
       state_.train_seconds > 0 ? static_cast<double>(state_.trained_images) / state_.train_seconds : 0;
   if (outcome.finished && !dataset_.test.empty()) {
@@ -536,6 +550,7 @@ Outcome Trainer::train() {
     ordered_json result = {{"epochs", outcome.epochs},
                            {"steps", outcome.steps},
                            {"train_loss", outcome.train_loss},
+                           {"skipped", outcome.skipped},
                            {"images_per_second", outcome.images_per_second},
                            {"seconds", outcome.seconds}};
     if (outcome.best_epoch >= 0) {

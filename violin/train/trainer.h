@@ -71,6 +71,7 @@ struct Outcome {
   double best_top1 = 0;
   std::int64_t best_epoch = -1;  // counted from 0; -1: val was never evaluated
   std::optional<Metrics> test;   // of the best weights, where the data have a test split
+  std::int64_t skipped = 0;      // training images that could not be read
   double images_per_second = 0;  // of training, evaluation aside
   double seconds = 0;
 };
@@ -113,6 +114,7 @@ class Trainer {
   at::Tensor forward_backward(const at::Tensor& images, const at::Tensor& labels, const at::Tensor& targets,
                               const at::Tensor& draws);
   at::Tensor drop_draws(std::int64_t own) const;
+  void collect_skipped();                                           // of all processes
   bool end_epoch(double epoch_seconds, std::int64_t epoch_images);  // false: stopped while it was evaluated
   // What a process wants done after a step; with several, what any of them wants.
   struct Wishes {
@@ -160,6 +162,7 @@ class Trainer {
   bool stop_wished_ = false;               // by any process, in the last step
   std::int64_t steps_now_ = 0;             // of this call
   std::set<std::string> reported_bad_;     // images of train
+  std::set<std::int64_t> skipped_;         // their positions, of all processes and calls
   std::set<std::string> reported_splits_;  // whose images were named
   State state_;
   std::optional<Metrics> val_;

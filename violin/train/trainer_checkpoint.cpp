@@ -1,6 +1,7 @@
 // What a trainer writes into last/ and reads from it: weights, optimiser, average, position, generators.
 #include <ATen/CPUGeneratorImpl.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "violin/checkpoint/model_file.h"
@@ -51,6 +52,7 @@ void Trainer::save() {
   saved_ = Clock::now();
   saved_step_ = state_.step;
   if (run_ == nullptr || !processes().first()) return;
+  for (const data::BadImage& bad : loader_->bad_images()) skipped_.insert(bad.index);
   run_->replace_last([&](const std::filesystem::path& folder) {
     save_weights(folder / "model.safetensors", *model_);
     if (average_model_) save_weights(folder / "ema.safetensors", *average_model_);
@@ -71,6 +73,7 @@ void Trainer::save() {
                           {"train_seconds", state_.train_seconds},
                           {"trained_images", state_.trained_images},
                           {"train_loss", train_loss_},
+                          {"skipped", skipped_},
                           {"log_bytes", run_->log_bytes()}};
     if (val_) state["val"] = to_json(*val_);
     write_file_atomically(folder / "state.json", state.dump(2) + "\n");
@@ -131,6 +134,7 @@ void Trainer::resume() {
     state_.train_seconds = state.at("train_seconds");
     state_.trained_images = state.at("trained_images");
     train_loss_ = state.at("train_loss");
+    if (state.contains("skipped")) skipped_ = state.at("skipped").get<std::set<std::int64_t>>();
     if (state.contains("val")) val_ = metrics_from_json(state.at("val"));
     log_bytes = state.at("log_bytes");
   } catch (const nlohmann::json::exception&) {
@@ -142,6 +146,9 @@ void Trainer::resume() {
   const std::int64_t epochs = task_.options.epochs;
   if (!within(state_.epoch, 0, epochs) || !within(state_.batch, 0, batches_) ||
       !within(state_.step, 0, epochs * batches_) || !within(state_.best_epoch, -1, state_.epoch) || state_.seen < 0 ||
+      !std::all_of(
+          skipped_.begin(), skipped_.end(),
+          [&](std::int64_t image) { return within(image, 0, dataset_.train.size() - 1); }) ||
       log_bytes < 0)
     throw Error("state.json of the checkpoint is not the state of this run; was it changed by hand?");
   if (run_ != nullptr) run_->truncate_log(log_bytes);
