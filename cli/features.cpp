@@ -132,7 +132,7 @@ Read from_images(const Options& options, const Compute& compute, const data::Eva
   }
   progress.finish();
   read.bad = loader.bad_images();
-  for (const data::BadImage& bad : read.bad) note("skipped " + bad.name + ": " + bad.message);
+  for (const data::BadImage& bad : read.bad) note("skipped a bad image: " + bad.message);
   if (read.names.empty()) throw Error(checkpoint::file_in_quotes(options.input) + ": no image could be decoded");
   return read;
 }

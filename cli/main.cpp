@@ -1,7 +1,12 @@
 // The violin command: one verb per file beside this one.
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -52,9 +57,19 @@ std::string unexpected(const CLI::App& app, const CLI::App& verb) {
   } else if (&app == &verb) {
     known = verb_names(app);
   }
+  std::error_code ignored;
+  if (option && std::filesystem::exists(word, ignored))
+    return "unknown option " + curves::quoted(word) + "; the file of this name is " + curves::quoted("./" + word);
   const std::string nearest = known.empty() ? "" : curves::nearest_word(word.substr(0, word.find('=')), known);
   const std::string kind = option ? "unknown option " : &app == &verb ? "unknown verb " : "unexpected argument ";
   return kind + curves::quoted(word) + (nearest.empty() ? "" : "; did you mean '" + nearest + "'?");
+}
+
+// A file that is opened gets the lowest free number: with standard error closed, messages would land in it. What cannot
+// be written to fails as the closed one did.
+void keep_standard_streams() {
+  for (int number = STDIN_FILENO; number <= STDERR_FILENO; ++number)
+    if (::fcntl(number, F_GETFD) < 0 && errno == EBADF) ::open("/dev/null", O_RDONLY);
 }
 
 int run_command(int argc, char** argv) {
@@ -100,7 +115,10 @@ Every verb explains itself: violin VERB --help)");
     } catch (const CLI::ParseError& error) {
       const std::vector<CLI::App*> parsed = app.get_subcommands();
       const CLI::App& verb = parsed.empty() ? app : *parsed.front();
-      const bool misplaced = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
+      // What is required may be missing because it was taken for an option.
+      const std::vector<std::string> rest = app.remaining(true);
+      const bool misplaced = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr ||
+                             (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr && !rest.empty());
       throw Usage(misplaced ? unexpected(app, verb) : error.what());
     }
     if (app.get_subcommands().empty()) throw Usage("a verb is missing");
@@ -111,5 +129,6 @@ Every verb explains itself: violin VERB --help)");
 }  // namespace violin::cli
 
 int main(int argc, char** argv) {
+  violin::cli::keep_standard_streams();
   return violin::cli::run_command(argc, argv);
 }

@@ -6,20 +6,30 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 
 #include "cli/common.h"
 
 namespace violin::cli {
 namespace {
 
+// One that can draw a line again.
+bool is_terminal() {
+  const char* type = std::getenv("TERM");
+  return isatty(STDERR_FILENO) != 0 && (type == nullptr || std::strcmp(type, "dumb") != 0);
+}
+
 int screen_columns() {
   winsize size = {};
   return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
-std::string bar(double share) {
-  constexpr int kCells = 24;
-  const auto eighths = static_cast<int>(std::floor(share * kCells * 8));
+constexpr int kMostCells = 24;
+constexpr int kFewestCells = 4;
+
+std::string bar(double share, int cells) {
+  const auto eighths = static_cast<int>(std::floor(share * cells * 8));
   static constexpr const char* kParts[] = {"", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
   std::string text;
   for (int i = 0; i < eighths / 8; ++i) text += "█";
@@ -28,10 +38,16 @@ std::string bar(double share) {
     text += kParts[eighths % 8];
     ++used;
   }
-  return "▕" + text + std::string(static_cast<std::size_t>(kCells - used), ' ') + "▏";
+  return "▕" + text + std::string(static_cast<std::size_t>(cells - used), ' ') + "▏";
 }
 
-// As many whole characters as fit into the columns; every character here is one column wide.
+// Every character here is one column wide.
+int width_of(const std::string& text) {
+  return static_cast<int>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+}
+
+// As many whole characters as fit into the columns.
 std::string cut(const std::string& text, int columns) {
   int used = 0;
   std::size_t end = 0;
@@ -61,7 +77,7 @@ Progress::Progress(std::string label, std::int64_t total, std::string unit, Cloc
     : label_(std::move(label)),
       unit_(std::move(unit)),
       total_(std::max<std::int64_t>(total, 0)),
-      terminal_(isatty(STDERR_FILENO) != 0),
+      terminal_(is_terminal()),
       start_(start) {}
 
 Progress::~Progress() {
@@ -104,16 +120,21 @@ std::string Progress::line(int columns, bool last) const {
   const double rate = passed > 0 ? static_cast<double>(done_) / passed : 0;
   char speed[48];
   std::snprintf(speed, sizeof speed, rate >= 100 ? "%.0f/s" : "%.1f/s", rate);
-  std::string text = label_;
-  if (terminal_ && total_ > 0)
-    text += " " + bar(std::min(1.0, static_cast<double>(done_) / static_cast<double>(total_)));
-  text += " " + std::to_string(done_) + (total_ > 0 ? "/" + std::to_string(total_) : "") + " " + unit_ + "  " + speed;
+  std::string text =
+      " " + std::to_string(done_) + (total_ > 0 ? "/" + std::to_string(total_) : "") + " " + unit_ + "  " + speed;
   if (!last && done_ < total_ && rate > 0) {
     text += "  " + clock_text(static_cast<double>(total_ - done_) / rate) + " left";
   } else {
     text += "  " + clock_text(passed);
   }
   if (!remark_.empty()) text += "  " + remark_;
+  if (terminal_ && total_ > 0) {
+    // What the words leave: on a narrow screen they say more than a long bar.
+    const int cells = std::min(kMostCells, columns - width_of(label_ + text) - 3);
+    if (cells >= kFewestCells)
+      text = " " + bar(std::min(1.0, static_cast<double>(done_) / static_cast<double>(total_)), cells) + text;
+  }
+  text = label_ + text;
   return columns > 0 ? cut(text, columns) : text;
 }
 

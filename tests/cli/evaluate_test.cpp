@@ -295,7 +295,7 @@ TEST_F(Evaluating, WorkersDecodeInTheGivenOrder) {
   for (const char* workers : {"0", "1", "5"}) {
     const Outcome outcome = run_violin({"predict", path("run"), path("photos"), "--workers", workers});
     ASSERT_EQ(outcome.code, 0) << outcome.err;
-    EXPECT_NE(outcome.err.find("skipped 1 bad images"), std::string::npos) << outcome.err;
+    EXPECT_NE(outcome.err.find("skipped 1 bad image\n"), std::string::npos) << outcome.err;
     const std::size_t last = outcome.err.find("predict 30/31 images");
     EXPECT_NE(last, std::string::npos) << outcome.err;
     EXPECT_EQ(outcome.err.find("predict 30/31 images", last + 1), std::string::npos) << outcome.err;

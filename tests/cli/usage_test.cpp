@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <string>
 
 #include "tests/cli/process.h"
@@ -46,6 +48,17 @@ TEST(Command, ExplainsWrongVerbsAndOptions) {
   expect_failure({"curves", "extra"}, 2, "unexpected argument 'extra'");
   expect_failure({"curves", "--grid"}, 2, "--grid");
   expect_failure({"curves", "--grid", "4x4", "--grid", "5x5"}, 2, "--grid");
+}
+
+TEST(Command, SaysWhatBecameOfAWordInsteadOfWhatIsMissingForIt) {
+  expect_failure({"predict", "run", "--nonsense"}, 2, "unknown option '--nonsense'");
+  expect_failure({"predict", "run"}, 2, "images is required");
+  const TemporaryFolder folder;
+  const std::filesystem::path before = std::filesystem::current_path();
+  std::filesystem::current_path(folder.path());
+  std::ofstream("-leading.jpg") << "image";
+  expect_failure({"predict", "run", "-leading.jpg"}, 2, "the file of this name is './-leading.jpg'");
+  std::filesystem::current_path(before);
 }
 
 TEST(Command, ChecksArgumentsBeforeItLooksAtImagesOrWeights) {

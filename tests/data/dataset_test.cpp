@@ -396,7 +396,7 @@ TEST(Manifest, ReadsJsonLinesAndOrdersNumbersAsNumbers) {
   for (const std::string label : {"10", "2", "\"1\""}) {
     const std::string name = "in/" + std::to_string(text.size()) + ".png";
     write_image(folder.path() / name, noise(2, 2, 1));
-    text += "{\"path\": \"" + name + "\", \"label\": " + label + "}\n";
+    text += "{\"path\": \"" + name + "\", \"label\": " + label + ", \"split\": \" train\"}\n";
   }
   write_text(folder.path() / "list.jsonl", text + "\n");
   const Dataset dataset = open_dataset(folder.path() / "list.jsonl", {.held_out = 0});

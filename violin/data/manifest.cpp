@@ -86,7 +86,7 @@ std::vector<Entry> read_json_lines(std::string_view text, const fs::path& name) 
       if (field->is_number_integer()) return field->dump();
       fail(name, number, std::string(key) + " must be text" + (needed ? " or a whole number" : ""));
     };
-    entries.push_back({value("path", true), trimmed(value("label", true)), value("split", false), number});
+    entries.push_back({value("path", true), trimmed(value("label", true)), trimmed(value("split", false)), number});
   }
   return entries;
 }
