@@ -118,11 +118,17 @@ RunData data_of(const train::Task& task, std::map<fs::path, std::string>& known)
   return result;
 }
 
-// Runs of one group have equal configurations, images and weights to start from; only their seeds differ.
+// Runs of one group have equal configurations, images and weights to start from; only their seeds differ. A learning
+// rate that a search chose is what came of it, and may be another with another seed.
 std::string group_of(json config, const std::string& images) {
-  for (const char* name : {"violin", "torch", "fingerprint"}) config.erase(name);
+  for (const char* name : {"violin", "torch", "fingerprint", "threads"}) config.erase(name);
   config["data"] = images;
-  if (config.contains("options")) config["options"].erase("seed");
+  const bool searched = config.value("lr_search", false);
+  if (searched) config.erase("peak_lr");
+  if (config.contains("options")) {
+    config["options"].erase("seed");
+    if (searched) config["options"].erase("lr");
+  }
   return nn::json_text(config);
 }
 

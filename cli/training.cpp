@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cctype>
 #include <charconv>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -37,6 +39,17 @@ std::atomic<bool> stop_requested = false;
 extern "C" void request_stop(int signal) {
   stop_requested = true;
   std::signal(signal, SIG_DFL);
+}
+
+// As a shell takes it for one word.
+std::string shell_word(const std::string& text) {
+  const auto plain = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || std::strchr("_-./+:@%,=", c) != nullptr;
+  };
+  if (!text.empty() && std::all_of(text.begin(), text.end(), plain)) return text;
+  std::string word = "'";
+  for (const char c : text) word += c == '\'' ? "'\\''" : std::string(1, c);
+  return word + "'";
 }
 
 std::string option_name(std::string name) {
@@ -196,7 +209,8 @@ void print_outcome(const train::Outcome& outcome, const std::filesystem::path& r
     ordered_json object = {{"run", run.string()},
                            {"epochs", outcome.epochs},
                            {"steps", outcome.steps},
-                           {"train_loss", outcome.train_loss}};
+                           {"train_loss", outcome.train_loss},
+                           {"skipped", outcome.skipped}};
     if (outcome.best_epoch >= 0) {
       // As in result.json; epochs of files are counted from 0.
       object["best_epoch"] = outcome.best_epoch;
@@ -211,6 +225,9 @@ void print_outcome(const train::Outcome& outcome, const std::filesystem::path& r
   }
   std::string text = "trained " + std::to_string(outcome.epochs) + " epochs in " + clock_text(outcome.seconds) + " (" +
                      number_text(outcome.images_per_second, "%.0f") + " images/s)\n";
+  if (outcome.skipped > 0)
+    text +=
+        "skipped " + std::to_string(outcome.skipped) + " bad image" + (outcome.skipped == 1 ? "" : "s") + " of train\n";
   if (outcome.best_epoch >= 0)
     text += "best val top-1 " + number_text(outcome.best_top1, "%.2f") + "% in epoch " +
             std::to_string(outcome.best_epoch + 1) + "\n";
@@ -394,6 +411,9 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
     if (was_given("--precision")) request.options.precision = arguments.compute.precision;
     return 0;
   });
+  for (const char* name : {"rank", "adapter_targets", "adapter_alpha"})
+    if (!resuming && arguments.given.contains(name) && request.options.adapter.empty())
+      throw Usage(option_name(name) + " is one of adapters: add --recipe lora or --recipe dora");
   const bool any_mask_option = mask_options_given(arguments);
   if (arguments.violin == false && any_mask_option) throw Usage("--no-violin contradicts the options of the mask");
   const bool fine = !request.weights.empty();
@@ -416,6 +436,8 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
     request.config = like;
     request.config->adapters.reset();  // options say which there will be
   }
+  if (!resuming && !fine && request.model.empty() && !request.config)
+    throw Usage("--model is missing: a name of violin models, or --config with a file that describes one");
   argument("", [&] { return train::check(request), 0; });
 
   const Compute compute = start_compute(share_of_machine(arguments.compute, launch));
@@ -427,7 +449,8 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
   train::Prepared prepared;
   std::unique_ptr<train::RunFolder> run;
   bool begun = resuming;  // the folder holds work
-  // What fails before there is a checkpoint of its steps brings back the run that would have been replaced.
+  // What fails before there is a checkpoint of its steps brings back the run that would have been replaced, or leaves
+  // the folder to another try: with a smaller batch or rate, as the message may say, or other images.
   const auto or_as_before = [&](const auto& work) {
     try {
       return work();
@@ -444,6 +467,8 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
         } catch (const Error& problem) {
           note(message_of(problem));  // and what failed first is what counts
         }
+      } else if (run && !begun && !run->has_steps() && !std::filesystem::exists(folder / "lr_search.json")) {
+        run->discard();
       }
       throw;
     }
@@ -464,6 +489,8 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
     }
     train::broadcast_text(*processes, config);
     prepared.task = train::task_from_json(json::parse(config));
+    // Sums over other shares round differently, and the run is to go on as it would have.
+    if (arguments.compute.threads == 0 && prepared.task.threads > 0) at::set_num_threads(prepared.task.threads);
     if (!arguments.data.empty()) prepared.task.data = arguments.data;
     prepared.dataset = train::open_task_data(prepared.task);
     if (first && !arguments.data.empty()) {  // they are the same images: the run remembers where
@@ -480,6 +507,7 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
     // The folder is checked before anything takes time, and nothing is written before everything fits.
     if (first) train::check_run_folder(folder, mode);
     prepared = train::prepare(request);
+    prepared.task.threads = arguments.compute.threads;
     if (search_lr) train::search_data(prepared.task, prepared.dataset);  // throws where there are too few images
     ordered_json config = train::to_json(prepared.task);
     config["lr_search"] = search_lr;
@@ -505,6 +533,8 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
   std::signal(SIGTERM, request_stop);
   std::signal(SIGUSR1, request_stop);  // what mpirun forwards and Slurm sends before the time is up
   if (std::signal(SIGHUP, request_stop) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);  // nohup asked to stay
+  // Who reads along may go first, as tee does that Ctrl-C ends too: messages get lost then, the run does not.
+  std::signal(SIGPIPE, SIG_IGN);
   Report report;
   train::TrainerOptions trainer_options;
   trainer_options.device = compute.device;
@@ -517,8 +547,8 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
     report.finish();
     processes->leave();
     if (!first) return;
-    throw Stopped("stopped on request; " + what + " kept: violin " + command + " --resume " + folder.string() +
-                  " continues");
+    throw Stopped("stopped on request; " + what + " kept: violin " + command + " --resume " +
+                  shell_word(folder.string()) + " continues");
   };
 
   if (train::first_says(*processes, first && !run->has_checkpoint() &&
@@ -548,13 +578,8 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
                                        "; training on all images");
   }
   const auto trainer = or_as_before([&] {
-    try {
-      return std::make_unique<train::Trainer>(prepared.task, prepared.dataset, prepared.model, run.get(),
-                                              trainer_options);
-    } catch (const Error&) {
-      if (first && !begun && !run->replaces()) run->discard();  // nothing to resume, and another try may use the folder
-      throw;
-    }
+    return std::make_unique<train::Trainer>(prepared.task, prepared.dataset, prepared.model, run.get(),
+                                            trainer_options);
   });
   if (resuming) trainer->resume();
   const train::Outcome outcome = or_as_before([&] { return trainer->train(); });

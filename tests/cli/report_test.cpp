@@ -163,6 +163,20 @@ TEST_F(ReportCommand, WhatASeedHeldOutIsNoOtherData) {
   EXPECT_NE(text_of(path("compare.html")).find("told from others by their path alone"), std::string::npos);
 }
 
+TEST_F(ReportCommand, RatesThatASearchChoseMakeNoOtherConfiguration) {
+  train("a", {"--seed", "0", "--lr", "1e-3"});
+  train("b", {"--seed", "1", "--lr", "5e-4"});
+  EXPECT_EQ(compare({"a", "b"}).size(), 2U);
+  for (const char* run : {"a", "b"}) {
+    json config = json::parse(text_of(path(run) / "config.json"));
+    config["lr_search"] = true;
+    write_file_atomically(path(run) / "config.json", config.dump());
+  }
+  const json groups = compare({"a", "b"});
+  ASSERT_EQ(groups.size(), 1U);
+  EXPECT_EQ(groups.at(0).at("seeds"), 2);
+}
+
 TEST_F(ReportCommand, ARunCountsOnce) {
   train("run-0", {"--seed", "0"});
   train("run-1", {"--seed", "1"});

@@ -1,8 +1,10 @@
 // What becomes of a run and its folder: stopped, replaced, damaged.
+#include <pty.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 
+#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -29,13 +31,97 @@ TEST_F(Training, ASignalLeavesARunThatResumesToTheSameBits) {
     if (signal_number != SIGKILL) {
       EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1);
     }
-    const Outcome resumed = run_violin({"train", "--resume", file(run), "--threads", "1"});
+    const Outcome resumed = run_violin({"train", "--resume", file(run)});
     ASSERT_EQ(resumed.code, 0) << resumed.err;
     expect_same_tensors(folder_.path() / "whole/last/model.safetensors",
                         folder_.path() / run / "last/model.safetensors");
     expect_same_tensors(folder_.path() / "whole/best/model.safetensors",
                         folder_.path() / run / "best/model.safetensors");
   }
+}
+
+// Of another number of threads sums round differently.
+TEST_F(Training, ARunGoesOnWithTheThreadsThatItBeganWith) {
+  ASSERT_EQ(run_violin(train_arguments("run")).code, 0);
+  fs::remove(file("run/result.json"));
+  std::ifstream stream(file("run/config.json"));
+  json config = json::parse(stream);
+  EXPECT_EQ(config.at("threads"), 1);
+  config["threads"] = 5000;
+  std::ofstream(file("run/config.json")) << config;
+  const Outcome changed = run_violin({"train", "--resume", file("run")});
+  EXPECT_EQ(changed.code, 1);
+  EXPECT_NE(changed.err.find("5000 threads; was it changed by hand?"), std::string::npos) << changed.err;
+}
+
+// In a shell, which has pipes and closes streams.
+class InShell : public Training {
+ protected:
+  void run(const std::string& streams) {
+    std::string command = "( '" VIOLIN_BINARY "'";
+    for (const std::string& argument : train_arguments("run")) command += " '" + argument + "'";
+    command += "; echo $? >'" + file("code") + "' ) " + streams;
+    ASSERT_EQ(std::system(command.c_str()), 0) << command;
+    std::ifstream(file("code")) >> code_;
+  }
+  int code_ = -1;
+};
+
+TEST_F(InShell, WhoReadsMessagesMayLeave) {
+  run("2>&1 >/dev/null | head -n 1 >/dev/null");
+  EXPECT_EQ(code_, 0);
+  EXPECT_TRUE(fs::exists(file("run/result.json")));
+}
+
+TEST_F(InShell, MessagesToAClosedStreamLandInNoFile) {
+  run("2>&- >/dev/null");
+  EXPECT_EQ(code_, 0);
+  EXPECT_TRUE(fs::exists(file("run/result.json")));
+  EXPECT_EQ(fs::file_size(file("run/.lock")), 0U);
+  fs::remove_all(file("run"));
+  run("2>/dev/null >&-");
+  EXPECT_EQ(code_, 1);  // the result could not be printed
+  EXPECT_TRUE(fs::exists(file("run/result.json")));
+}
+
+// What the command writes to a terminal that is so wide.
+std::string on_terminal(std::vector<std::string> arguments, unsigned short columns, const char* type = "xterm") {
+  arguments.insert(arguments.begin(), VIOLIN_BINARY);
+  std::vector<char*> raw;
+  for (std::string& argument : arguments) raw.push_back(argument.data());
+  raw.push_back(nullptr);
+  winsize size{};
+  size.ws_row = 24;
+  size.ws_col = columns;
+  int terminal = -1;
+  const pid_t child = ::forkpty(&terminal, nullptr, nullptr, &size);
+  if (child == 0) {
+    ::setenv("TERM", type, 1);
+    ::execv(VIOLIN_BINARY, raw.data());
+    ::_exit(127);
+  }
+  std::string text;
+  char part[4096];
+  for (ssize_t got = 0; (got = ::read(terminal, part, sizeof part)) > 0;)
+    text.append(part, static_cast<std::size_t>(got));
+  ::close(terminal);
+  int status = 0;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0) << text;
+  return text;
+}
+
+TEST_F(Training, ATerminalShowsTheNumbersBeforeALongBarAndCodesWhereItKnowsThem) {
+  const std::string text = on_terminal(train_arguments("run"), 80);
+  const std::size_t end = text.rfind("120/120 images");
+  ASSERT_NE(end, std::string::npos) << text;
+  const std::string line = text.substr(text.rfind('\r', end), text.find('\r', end) - text.rfind('\r', end));
+  EXPECT_NE(line.find("▕███"), std::string::npos) << line;
+  EXPECT_NE(line.find("epoch 3/3  loss "), std::string::npos) << line;
+  EXPECT_NE(line.find("  val "), std::string::npos) << line;
+  const std::string plain = on_terminal(with(train_arguments("run"), {"--force"}), 80, "dumb");
+  EXPECT_EQ(plain.find('\x1b'), std::string::npos) << plain;
+  EXPECT_NE(plain.find("120/120 images"), std::string::npos) << plain;
 }
 
 TEST_F(Training, AnExistingRunIsContinuedOrReplacedOnlyOnRequest) {
@@ -53,6 +139,18 @@ TEST_F(Training, AnExistingRunIsContinuedOrReplacedOnlyOnRequest) {
   EXPECT_NE(finished.err.find("is finished: nothing is left to train"), std::string::npos) << finished.err;
   std::ifstream result(file("run/result.json"));
   EXPECT_EQ(json::parse(finished.out).at("seconds"), json::parse(result).at("seconds"));
+}
+
+TEST_F(Training, ARunThatWasKilledBeforeItsFirstStepsSaysWhereTheOneBeforeItIs) {
+  ASSERT_EQ(run_violin(train_arguments("run")).code, 0);
+  fs::rename(file("run"), file("before"));
+  fs::create_directories(file("run"));
+  fs::copy_file(file("before/config.json"), file("run/config.json"));
+  fs::rename(file("before"), file("run/.replaced"));
+  const Outcome outcome = run_violin({"eval", file("run"), "--data", file("data")});
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_NE(outcome.err.find("before are in '" + file("run/.replaced") + "'"), std::string::npos) << outcome.err;
+  EXPECT_EQ(run_violin({"eval", file("run/.replaced"), "--data", file("data")}).code, 0);
 }
 
 TEST_F(Training, ARunWhoseImagesCannotBeReadReplacesNone) {
@@ -129,6 +227,16 @@ TEST_F(Training, ARunThatFailsBeforeItsFirstCheckpointReplacesNone) {
   EXPECT_TRUE(fs::exists(file("run/result.json")));
   EXPECT_FALSE(fs::exists(file("run/.replaced")));
   EXPECT_EQ(run_violin({"eval", file("run"), "--data", file("data")}).code, 0);
+}
+
+TEST_F(Training, ARunThatFailsBeforeItsFirstCheckpointLeavesItsFolderToAnotherTry) {
+  std::vector<std::string> arguments = train_arguments("run");
+  arguments[12] = "1e30";  // --lr
+  arguments[18] = "0";     // --warmup-epochs
+  EXPECT_EQ(run_violin(arguments).code, 1);
+  arguments[12] = "1e-3";
+  const Outcome again = run_violin(arguments);
+  EXPECT_EQ(again.code, 0) << again.err;
 }
 
 TEST_F(Training, WeightsOfTheBestEpochThatAreGoneAreMissed) {

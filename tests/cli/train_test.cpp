@@ -384,7 +384,11 @@ TEST_F(Training, MistakesAreOneLineWithARemedy) {
   expect({"train", "--data", file("nowhere"), "--model", "vit_micro_patch4_32", "--out", file("x")}, 1, "nowhere");
   expect({"train", "--data", file("data"), "--model", "vit_mikro_patch4_32", "--out", file("x")}, 1,
          "vit_micro_patch4_32");
-  expect({"train", "--data", file("data"), "--out", file("x")}, 1, "--model");
+  expect({"train", "--data", file("data"), "--out", file("x")}, 2, "--model is missing");
+  expect(with(train_arguments("x"), {"--rank", "4"}), 2, "--rank is one of adapters: add --recipe lora");
+  expect(with(train_arguments("x"), {"--recipe", "lora", "--adapter-targets", "qkv, fc3"}), 2,
+         "option adapter_targets is 'fc3'; expected one of qkv");
+  expect(with(train_arguments("x"), {"--recipe", "lora", "--adapter-targets", ","}), 2, "adapter_targets is ','");
   expect(with(train_arguments("x"), {"--mixup", "-1"}), 2, "mixup is -1");
   expect(with(train_arguments("x"), {"--recipe", "diet"}), 2, "did you mean 'deit'");
   expect(with(train_arguments("x"), {"--init", "identical"}), 2, "init");
@@ -418,6 +422,15 @@ TEST_F(Training, MistakesAreOneLineWithARemedy) {
   const Outcome skipped = run_violin(train_arguments("skipping"));
   EXPECT_EQ(skipped.code, 0) << skipped.err;
   EXPECT_NE(skipped.err.find("broken.png"), std::string::npos) << skipped.err;
+  EXPECT_NE(skipped.out.find("skipped 1 bad image of train\n"), std::string::npos) << skipped.out;
+  EXPECT_EQ(train::read_json_file(file("skipping/result.json")).at("skipped"), 1);
+  std::ifstream card(file("skipping/README.md"));
+  const std::string card_text{std::istreambuf_iterator<char>(card), {}};
+  EXPECT_NE(card_text.find("41 training images (1 of them unreadable)"), std::string::npos) << card_text;
+  // Also those that were met before a run was interrupted.
+  fs::remove(file("skipping/result.json"));
+  const Outcome resumed = run_violin({"train", "--resume", file("skipping"), "--json"});
+  EXPECT_EQ(json::parse(resumed.out).at("skipped"), 1) << resumed.err;
   expect(with(train_arguments("fatal"), {"--on-bad-image", "fatal"}), 1, "broken.png");
 }
 

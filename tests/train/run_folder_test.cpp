@@ -38,6 +38,27 @@ TEST(RunFolder, IsNeverOverwrittenByAccident) {
   EXPECT_TRUE(fs::exists(folder.path() / "photos" / "a.txt"));
 }
 
+TEST(RunFolder, WhatAKilledProcessDidNotFinishIsRemoved) {
+  const TemporaryFolder folder;
+  const fs::path path = folder.path() / "run";
+  fs::create_directories(path);
+  std::ofstream(path / "config.json.part-7-0") << "{";
+  {
+    const train::RunFolder run(path, train::RunFolder::Mode::kNew);
+    run.write("config.json", kRunConfig);
+    fs::create_directories(path / "best");
+    for (const char* name : {"log.csv.part-7-1", "report.html.part-8-0", "best/model.safetensors.part-7-2"})
+      std::ofstream(path / name) << "half";
+    std::ofstream(path / "best/model.safetensors") << "whole";
+  }
+  const train::RunFolder run(path, train::RunFolder::Mode::kResume);
+  EXPECT_FALSE(fs::exists(path / "config.json.part-7-0"));
+  EXPECT_FALSE(fs::exists(path / "log.csv.part-7-1"));
+  EXPECT_FALSE(fs::exists(path / "best/model.safetensors.part-7-2"));
+  EXPECT_TRUE(fs::exists(path / "best/model.safetensors"));
+  EXPECT_TRUE(fs::exists(path / "report.html.part-8-0"));  // somebody may be writing it
+}
+
 TEST(RunFolder, AReplacedRunIsKeptUntilTheNextHasACheckpoint) {
   using Mode = train::RunFolder::Mode;
   const TemporaryFolder folder;

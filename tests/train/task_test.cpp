@@ -71,6 +71,20 @@ TEST(Task, SmallImagesOfTheirSizeAreShifted) {
   EXPECT_EQ(crop({16, 64}, Image(64, 16)), data::TrainCrop::kRandomResized);
 }
 
+TEST(Task, FrozenWeightsThatAreRandomAreSaid) {
+  const TemporaryFolder folder;
+  write_images(folder.path() / "data", 3, 6);
+  train::Request request = tiny_request(folder.path() / "data");
+  const auto said = [&] {
+    const std::vector<std::string> notes = train::prepare(request).task.notes;
+    return std::any_of(notes.begin(), notes.end(),
+                       [](const std::string& line) { return line.find("the others are random") != std::string::npos; });
+  };
+  EXPECT_FALSE(said());
+  train::apply_recipe("head", request.options);
+  EXPECT_TRUE(said());
+}
+
 TEST(Task, ChangedDataAreNoticed) {
   const TemporaryFolder folder;
   write_images(folder.path() / "data", 3, 6);

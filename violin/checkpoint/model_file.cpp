@@ -427,8 +427,13 @@ std::filesystem::path resolve_weights(const std::filesystem::path& path, const s
   for (const char* place : {"best/model.safetensors", "last/model.safetensors", "model.safetensors"}) {
     if (std::filesystem::is_regular_file(path / place, ignored)) return path / place;
   }
+  // Where a run that replaces another was killed before its first steps.
+  const std::filesystem::path before = path / ".replaced";
   throw Error(file_in_quotes(path.string()) +
-              " holds no weights: neither best/model.safetensors nor last/model.safetensors is there");
+              " holds no weights: neither best/model.safetensors nor last/model.safetensors is there" +
+              (std::filesystem::is_directory(before, ignored)
+                   ? "; those of the run that was there before are in " + file_in_quotes(before.string())
+                   : ""));
 }
 
 FileDescription describe(const TensorFile& file, const std::string& file_name) {

@@ -157,6 +157,19 @@ nlohmann::ordered_json to_json(const Options& options) {
   return object;
 }
 
+std::vector<std::string> adapter_targets(const Options& options) {
+  std::vector<std::string> targets(1);
+  for (const char c : options.adapter_targets) {
+    if (c == ',') {
+      targets.emplace_back();
+    } else if (c != ' ') {
+      targets.back() += c;
+    }
+  }
+  std::erase(targets, "");
+  return targets;
+}
+
 void check(const Options& o) {
   const auto require = [](bool good, const std::string& name, const auto& came, const std::string& expected) {
     if (good) return;
@@ -214,6 +227,8 @@ void check(const Options& o) {
   if (!o.adapter.empty()) one_of("adapter", o.adapter, {"lora", "dora"});
   require(o.train_what != "adapters" || !o.adapter.empty(), "train_what", o.train_what,
           "an adapter beside it (adapter: lora or dora)");
+  for (const std::string& target : adapter_targets(o)) one_of("adapter_targets", target, {"qkv", "proj", "fc1", "fc2"});
+  require(!adapter_targets(o).empty(), "adapter_targets", o.adapter_targets, "some of qkv, proj, fc1, fc2");
   within("rank", o.rank, 1, 65536);
   require(o.adapter_alpha > 0 && o.adapter_alpha <= 1e6, "adapter_alpha", o.adapter_alpha, "above 0 and at most 1e6");
   require(o.img_size == Size{} || (o.img_size.shorter() >= 1 && o.img_size.longer() <= data::kLargestSize), "img_size",

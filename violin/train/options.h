@@ -141,6 +141,9 @@ void apply_recipe(std::string_view name, Options& options);
 void merge_json(const nlohmann::json& json, Options& options);
 nlohmann::ordered_json to_json(const Options& options);
 
+// "qkv, proj" as a list.
+std::vector<std::string> adapter_targets(const Options& options);
+
 // Throws violin::Error naming the option, what came and what is accepted.
 void check(const Options& options);
 

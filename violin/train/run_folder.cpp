@@ -33,6 +33,27 @@ constexpr std::string_view kInitial = "initial.safetensors";
 constexpr std::string_view kReplaced = ".replaced";
 constexpr std::string_view kForgotten = ".replaced.gone";
 
+// What write_file_atomically() leaves of a file when the process is killed.
+constexpr std::string_view kUnfinished = ".part-";
+
+// One of the files above; a report may be in the making while a run goes on.
+bool is_unfinished(const std::string& name) {
+  const std::size_t end = name.find(kUnfinished);
+  const std::string whole = name.substr(0, end);
+  return end != std::string::npos && whole != "report.html" &&
+         std::find(kFiles.begin(), kFiles.end(), whole) != kFiles.end();
+}
+
+void remove_unfinished(const fs::path& run) {
+  std::error_code ignored;
+  std::vector<fs::path> files;
+  for (const fs::directory_entry& entry : fs::directory_iterator(run, ignored))
+    if (is_unfinished(entry.path().filename().string())) files.push_back(entry.path());
+  for (const fs::directory_entry& entry : fs::directory_iterator(run / "best", ignored))
+    if (entry.path().filename().string().find(kUnfinished) != std::string::npos) files.push_back(entry.path());
+  for (const fs::path& file : files) fs::remove(file, ignored);
+}
+
 std::string quoted(const fs::path& path) {
   return "'" + path.string() + "'";
 }
@@ -136,7 +157,7 @@ void check_run_folder(const fs::path& path, RunFolder::Mode mode) {
     // What a run leaves that ended before it wrote anything else.
     for (const fs::directory_entry& entry : fs::directory_iterator(path)) {
       const std::string name = entry.path().filename().string();
-      if (name != ".lock" && name != kReplaced && name != kForgotten && !name.starts_with(kInitial))
+      if (name != ".lock" && name != kReplaced && name != kForgotten && name != kInitial && !is_unfinished(name))
         throw Error(quoted(path) + " is not empty and holds no run; give another folder with --out");
     }
   });
@@ -220,6 +241,7 @@ void RunFolder::recover() const {
   fs::remove_all(path_ / "last.old");
   std::error_code ignored;
   fs::remove_all(path_ / kForgotten, ignored);
+  remove_unfinished(path_);
 }
 
 void RunFolder::write(const std::string& name, const nlohmann::ordered_json& object) const {
@@ -299,8 +321,7 @@ void RunFolder::replace_last(const std::function<void(const fs::path& folder)>& 
 }
 
 std::string RunFolder::what_is_left() const {
-  if (has_steps()) return "; the previous checkpoint is still there";
-  return replaces() ? "; there is no checkpoint yet" : "; there is no checkpoint yet, and --resume begins again";
+  return has_steps() ? "; the previous checkpoint is still there" : "; there is no checkpoint yet";
 }
 
 bool RunFolder::has_checkpoint() const {

@@ -15,6 +15,8 @@ namespace {
 
 using nlohmann::json;
 
+constexpr int kMaxThreads = 1024;
+
 data::EvalOptions fresh_preprocessing(const Options& options, const nn::ModelConfig& model, data::Layout layout) {
   data::EvalOptions result;
   result.size = model.img_size;
@@ -34,15 +36,7 @@ nn::AdapterConfig adapters_of(const Options& options) {
   nn::AdapterConfig adapters;
   adapters.kind = options.adapter;
   adapters.alpha = options.adapter_alpha;
-  std::string target;
-  for (const char c : options.adapter_targets + ",") {
-    if (c != ',') {
-      if (c != ' ') target += c;
-    } else if (!target.empty()) {
-      adapters.ranks[target] = options.rank;
-      target.clear();
-    }
-  }
+  for (const std::string& target : adapter_targets(options)) adapters.ranks[target] = options.rank;
   return adapters;
 }
 
@@ -80,6 +74,7 @@ nlohmann::ordered_json to_json(const Task& task) {
           {"fingerprint", task.fingerprint},
           {"weights", task.weights.empty() ? "" : std::filesystem::absolute(task.weights).lexically_normal().string()},
           {"branch", task.branch},
+          {"threads", task.threads},
           {"options", to_json(task.options)},
           {"peak_lr", task.options.peak_lr()},
           {"model", nn::to_json(task.model)},
@@ -94,6 +89,7 @@ Task task_from_json(const json& object) {
     task.data = object.at("data").get<std::string>();
     task.weights = object.at("weights").get<std::string>();
     task.branch = object.value("branch", "");
+    task.threads = object.value("threads", 0);
     task.fingerprint = object.at("fingerprint").get<std::string>();
     task.classes = object.at("classes").get<std::vector<std::string>>();
     merge_json(object.at("options"), task.options);
@@ -103,6 +99,8 @@ Task task_from_json(const json& object) {
     throw Error("config.json is not that of a run; was it changed by hand?");
   }
   check(task.options);
+  if (task.threads < 0 || task.threads > kMaxThreads)
+    throw Error("config.json asks for " + std::to_string(task.threads) + " threads; was it changed by hand?");
   if (std::ssize(task.classes) != task.model.num_classes)
     throw Error("config.json names " + std::to_string(task.classes.size()) + " classes for a model with " +
                 std::to_string(task.model.num_classes) + "; was it changed by hand?");
@@ -189,6 +187,9 @@ Prepared prepare(const Request& request) {
     if (const auto mask = fresh_mask(request, config.violin)) config.violin = mask;
     if (request.unplug) config.violin.reset();
     prepared.model = std::make_shared<nn::VisionTransformer>(config, options.seed);
+    if (options.train_what != "all")
+      task.notes.push_back("only a part of the weights is trained (" + options.train_what +
+                           "), and the others are random: violin finetune --weights starts from trained ones");
     task.preprocessing = fresh_preprocessing(options, config, dataset.layout);
   } else {
     checkpoint::LoadOptions load;

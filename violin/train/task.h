@@ -34,6 +34,7 @@ struct Task {
   std::filesystem::path data;
   std::filesystem::path weights;
   std::string branch;  // of the weights file
+  int threads = 0;     // of tensor operations, where a number was asked for: another one rounds differently
   Options options;
   nn::ModelConfig model;            // what is trained, complete
   data::EvalOptions preprocessing;  // travels with the weights
