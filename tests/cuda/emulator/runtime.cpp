@@ -62,7 +62,11 @@ class Device {
   }
   cudaError_t allow_shared(const void* host, std::size_t bytes) {
     if (bytes > kMostShared) return last = cudaErrorInvalidValue;
-    dynamic_shared_[host] = bytes;
+    // On a real device other threads may launch the kernel between this call and its launch.
+    if (dynamic_shared_.try_emplace(host, bytes).first->second != bytes) {
+      if (error.empty()) error = names_[host] + ": a limit of shared memory that changes from launch to launch";
+      return last = cudaErrorInvalidValue;
+    }
     return cudaSuccess;
   }
   void load(const std::string& path) {

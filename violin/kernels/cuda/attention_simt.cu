@@ -405,9 +405,7 @@ template <class P, class... Args>
 cudaError_t start(void (*kernel)(P, Args...), std::int64_t blocks, std::size_t shared, cudaStream_t stream, const P& p,
                   Args... args) {
   if (blocks == 0) return cudaSuccess;
-  const cudaError_t e = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                             cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
-  if (e != cudaSuccess) return e;
+  if (const cudaError_t e = allow_most_shared(kernel); e != cudaSuccess) return e;
   kernel<<<static_cast<unsigned>(blocks), kThreads, shared, stream>>>(p, args...);
   return cudaGetLastError();
 }
@@ -441,11 +439,7 @@ cudaError_t backward(const AttentionBackward& p, const T* delta, cudaStream_t st
 // Devices differ in shared memory per block (sm_86: 99 KiB, sm_80: 163, sm_90: 227); large tiles where they fit.
 template <class T, int M>
 bool fits(std::int64_t d) {
-  int device = 0;
-  int limit = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return false;
-  if (cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess) return false;
-  return shared_bytes<T, M>(d, 4, 2) <= static_cast<std::size_t>(limit);
+  return shared_bytes<T, M>(d, 4, 2) <= most_shared();
 }
 
 }  // namespace

@@ -89,6 +89,14 @@ inline std::size_t most_shared() {
   return static_cast<std::size_t>(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, 48 * 1024));
 }
 
+// Lets every launch of a kernel have as much dynamic shared memory as the device has, `beside` bytes of its own aside.
+// The limit is the kernel's, not a launch's: two threads that each set what theirs needs would take it from each other.
+template <class Kernel>
+cudaError_t allow_most_shared(Kernel kernel, std::size_t beside = 0) {
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(most_shared() - beside));
+}
+
 // D [B,h,Nq] = rowsum(dO o O), as float (double for double inputs).
 cudaError_t launch_delta(const AttentionBackward& p, void* delta, cudaStream_t stream);
 

@@ -146,11 +146,7 @@ cudaError_t forward(const DecayMaskForward& p, T* table, cudaStream_t stream) {
                       : plan.large  ? gather_kernel<T, kLarge, true, 1>
                       : plan.copied ? gather_kernel<T, kThreads, true, 1>
                                     : gather_kernel<T, kThreads, false, 1>;
-  if (const cudaError_t e =
-          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(plan.shared));
-      e != cudaSuccess) {
-    return e;
-  }
+  if (const cudaError_t e = allow_most_shared(kernel, kOtherShared); e != cudaSuccess) return e;
   const int threads = plan.large ? kLarge : kThreads;
   constexpr std::int64_t kMost = 4096;
   const std::int64_t heads = ceil_div(m.heads, plan.heads);

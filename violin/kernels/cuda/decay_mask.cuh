@@ -255,6 +255,8 @@ cudaError_t make_table(const DecayMask& m, T* table, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
+constexpr std::size_t kOtherShared = 1024;  // bytes, at most, that kernels have beside what launches give them
+
 // How the rows of `lanes` lanes are gathered from: for how many heads at a time (kCount or 1), copied or not, by large
 // blocks or small ones, shared memory of it all.
 struct GatherPlan {
@@ -265,8 +267,8 @@ struct GatherPlan {
 template <class T, int kCount>
 GatherPlan plan_gather(const DecayMask& m, std::int64_t lanes) {
   const std::size_t ranks = static_cast<std::size_t>(m.curves * m.axes) * sizeof(RowRanks);
-  constexpr std::size_t kOther = 1024;  // what kernels have beside it
-  const std::size_t most = std::min<std::size_t>(kTableBytes, most_shared() - std::min(most_shared(), ranks + kOther));
+  const std::size_t most =
+      std::min<std::size_t>(kTableBytes, most_shared() - std::min(most_shared(), ranks + kOtherShared));
   std::size_t bytes = static_cast<std::size_t>(lanes * padded(static_cast<int>(m.tokens))) * sizeof(T);
   const int heads = m.heads > 1 && !m.decay_per_axis && kCount * bytes <= most ? kCount : 1;
   bytes *= heads;

@@ -256,11 +256,7 @@ cudaError_t start_gathering(const DecayMaskBackward& p, T* table, double* parts,
                       : plan.large ? gathering_kernel<T, kLarge, true, kRow, 1>
                       : plan.copied  ? gathering_kernel<T, kThreads, true, kRow, 1>
                                      : gathering_kernel<T, kThreads, false, kRow, 1>;
-  if (const cudaError_t e =
-          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(plan.shared));
-      e != cudaSuccess) {
-    return e;
-  }
+  if (const cudaError_t e = allow_most_shared(kernel, kOtherShared); e != cudaSuccess) return e;
   const std::int64_t blocks = ceil_div(m.curves, kLanes);
   const int threads = plan.large ? kLarge : kThreads;
   const std::int64_t heads = ceil_div(m.heads, plan.heads);
