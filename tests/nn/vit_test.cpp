@@ -1,4 +1,5 @@
 #include "tests/nn/helpers.h"
+#include "violin/nn/precision.h"
 
 namespace violin::tests {
 namespace {
@@ -166,6 +167,21 @@ TEST(VisionTransformer, AnotherHeadKeepsTheRest) {
   model.replace_head(0);
   EXPECT_EQ(model.forward(images(1, 32, 32)).size(1), 24);
   EXPECT_TRUE(at::equal(model.norm->weight, norm));
+}
+
+TEST(PrecisionScope, KeepsCastsOfWeightsOnlyWhereItIsAskedTo) {
+  const auto keeps = [] { return at::autocast::is_autocast_cache_enabled(); };
+  ASSERT_TRUE(keeps());
+  {
+    const nn::PrecisionScope outer(at::kCPU, nn::Precision::kBf16);
+    EXPECT_TRUE(keeps());
+    {
+      const nn::PrecisionScope inner(at::kCPU, nn::Precision::kBf16, nn::WeightCasts::kAtEachUse);
+      EXPECT_FALSE(keeps());
+    }
+    EXPECT_TRUE(keeps());
+  }
+  EXPECT_TRUE(keeps());
 }
 
 }  // namespace

@@ -143,6 +143,26 @@ TEST(Attention, RowsOfTheMapAndWhatIsAddedBehindTheSoftmaxStayPreciseUnderAutoca
   EXPECT_LE(difference(added, at::full_like(added, -0.064)), 1e-3);
 }
 
+TEST(Attention, GradientsInsideOfAutocastAreThoseOutside) {
+  torch::manual_seed(14);
+  for (const ops::Path path : {ops::Path::kReference, ops::cpu_paths().back()}) {
+    const PathGuard guard(path);
+    const auto gradients = [&](bool inside) {
+      torch::manual_seed(15);
+      std::vector<at::Tensor> inputs;
+      for (int i = 0; i < 3; ++i) inputs.push_back(random({2, 2, 24, 16}).to(at::kBFloat16).requires_grad_());
+      inputs.push_back(at::rand({2, 24, 24}).requires_grad_());
+      const at::Tensor out = ops::attention(inputs[0], inputs[1], inputs[2], inputs[3]);
+      at::autocast::set_autocast_enabled(at::kCPU, inside);
+      auto result = torch::autograd::grad({out.to(at::kFloat).square().sum()}, inputs);
+      at::autocast::set_autocast_enabled(at::kCPU, false);
+      return result;
+    };
+    const auto outside = gradients(false), inside = gradients(true);
+    for (std::size_t i = 0; i < outside.size(); ++i) EXPECT_TRUE(at::equal(inside[i], outside[i])) << i;
+  }
+}
+
 TEST(Attention, TablesMayBeExpandedOrTransposed) {
   torch::manual_seed(7);
   const at::Tensor q = random({2, 3, 20, 8}), k = random({2, 3, 20, 8}), v = random({2, 3, 20, 8});

@@ -46,7 +46,8 @@ struct LinearFunction : public Function<LinearFunction> {
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   const bool own = bias.defined() && bias.is_cuda() && at::GradMode::is_enabled() && bias.requires_grad() &&
-                   bias.scalar_type() == at::kFloat && weight.scalar_type() == at::kFloat && bias.numel() % 4 == 0 &&
+                   bias.scalar_type() == at::kFloat && weight.scalar_type() == at::kFloat &&
+                   product_type(x) != at::kDouble && bias.numel() % 4 == 0 &&
                    ops::has_row_kernels(bias.narrow(0, 0, 4));
   if (!own) return at::linear(x, weight, bias);
   return LinearFunction::apply(x.to(product_type(x)), weight, bias);

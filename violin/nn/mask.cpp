@@ -12,6 +12,7 @@
 #include "violin/curves/curves.h"
 #include "violin/error.h"
 #include "violin/nn/layers.h"
+#include "violin/ops/capture.h"
 #include "violin/ops/decay_gain.h"
 #include "violin/ops/path.h"
 
@@ -70,12 +71,29 @@ at::Tensor log_prefix_decay(const MaskParameters& parameters) {
 }
 
 // A table of the masked heads among all heads; the others keep `neutral`, which changes nothing.
-ops::MaybeTensor spread_heads(const ops::MaybeTensor& table, const std::vector<std::int64_t>& heads,
-                              std::int64_t layer_heads, double neutral) {
-  if (!table || static_cast<std::int64_t>(heads.size()) == layer_heads) return table;
-  const at::Tensor index = at::tensor(heads, at::kLong).to(table->device());
+ops::MaybeTensor spread_heads(const ops::MaybeTensor& table, const at::Tensor& heads, std::int64_t layer_heads,
+                              double neutral) {
+  if (!table || heads.size(0) == layer_heads) return table;
   const at::Tensor all = at::full({layer_heads, table->size(1), table->size(2)}, neutral, table->options());
-  return all.index_copy(0, index, *table);
+  return all.index_copy(0, heads.to(table->device()), *table);
+}
+
+// The device of what `tables` hold, if it is a GPU.
+template <class Tables>
+std::optional<at::Device> gpu_of(const Tables& tables) {
+  for (const ops::MaybeTensor* table : each(tables))
+    if (*table && (*table)->is_cuda()) return (*table)->device();  // all are there
+  return std::nullopt;
+}
+
+c10::Stream gpu_stream(const at::Device& device) {
+  return c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(device);
+}
+
+// What one thread's stream has made another's may read, and its memory is then not given away before that is done.
+void read_in_this_stream(const at::Tensor& tensor, const c10::Stream& made_in) {
+  const c10::Stream reader = gpu_stream(made_in.device());
+  if (reader != made_in) tensor.record_stream(reader);
 }
 
 }  // namespace
@@ -93,6 +111,7 @@ Mask::Mask(const MaskConfig& config, std::int64_t heads, const Size& native, std
     std::iota(heads_.begin(), heads_.end(), std::int64_t{0});
   }
   std::sort(heads_.begin(), heads_.end());
+  head_index_ = at::tensor(heads_, at::kLong);
   const auto masked = static_cast<std::int64_t>(heads_.size());
   std::int64_t axes = 1;
   std::vector<double> units;  // per curve: the largest coordinate
@@ -222,13 +241,17 @@ void Mask::set_log_decay(const at::Tensor& log_decay) {
 }
 
 at::Tensor Mask::ranks(const Size& grid, const at::Device& device) {
-  for (const auto& [size, tensor] : ranks_)
-    if (size == grid && tensor.device() == device) return tensor;
+  for (const Ranks& known : ranks_) {
+    if (known.grid != grid || known.tensor.device() != device) continue;
+    if (known.stream) read_in_this_stream(known.tensor, *known.stream);
+    return known.tensor;
+  }
   if (ranks_.size() >= kMaxGrids) ranks_.erase(ranks_.begin());
   const c10::InferenceMode ordinary(false);  // kept, and saved for backward passes
-  at::Tensor made = ops::curve_ranks(curve_list_, {grid.height, grid.width}).to(device);
-  ranks_.emplace_back(grid, made);
-  return made;
+  Ranks made{grid, ops::curve_ranks(curve_list_, {grid.height, grid.width}).to(device)};
+  if (device.is_cuda()) made.stream = gpu_stream(device);
+  ranks_.push_back(made);
+  return made.tensor;
 }
 
 at::Tensor Mask::mask(const Size& grid, std::int64_t prefix) {
@@ -257,7 +280,8 @@ std::vector<ops::Tables> Mask::build(const MaskParameters& parameters, std::size
     const auto heads = static_cast<std::int64_t>(heads_.size());
     std::vector<at::Tensor> parts = {*(all.*table)};
     if (layers > 1) parts = parts[0].split(heads, 0);
-    for (std::size_t i = 0; i < layers; ++i) result[i].*table = spread_heads(parts[i], heads_, layer_heads_, neutral);
+    for (std::size_t i = 0; i < layers; ++i)
+      result[i].*table = spread_heads(parts[i], head_index_, layer_heads_, neutral);
   };
   give(&ops::Tables::gain, 1);
   give(&ops::Tables::bias, 0);
@@ -320,20 +344,16 @@ Mask::Kept Mask::made(const Size& grid, std::int64_t prefix, at::ScalarType pack
 }
 
 void Mask::complete(Kept& entry) {
-  for (const ops::MaybeTensor* table : each(entry.tables)) {
-    if (!*table || !(*table)->is_cuda()) continue;
-    entry.stream = c10::impl::VirtualGuardImpl(c10::kCUDA).getStream((*table)->device());
-    entry.stream->synchronize();
-    return;  // all were made there
-  }
+  const std::optional<at::Device> device = gpu_of(entry.tables);
+  if (!device) return;
+  entry.stream = gpu_stream(*device);
+  entry.stream->synchronize();
 }
 
 const ops::Tables& Mask::shared(const Kept& entry) {
   if (!entry.stream) return entry.tables;
-  const c10::Stream reader = c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(entry.stream->device());
-  if (reader == *entry.stream) return entry.tables;
   for (const ops::MaybeTensor* table : each(entry.tables))
-    if (*table) (*table)->record_stream(reader);
+    if (*table) read_in_this_stream(**table, *entry.stream);
   return entry.tables;
 }
 
@@ -354,7 +374,13 @@ const Mask::Kept* Mask::kept(const Size& grid, std::int64_t prefix, at::ScalarTy
   return nullptr;
 }
 
+bool Mask::captured(const Kept& entry) {
+  const std::optional<at::Device> device = gpu_of(entry.tables);
+  return device && ops::is_captured(*device);
+}
+
 ops::Tables Mask::keep(Kept entry, State now) {
+  if (captured(entry)) return entry.tables;
   entry.state = std::move(now);
   ops::Tables result = entry.tables;
   while (kept_.size() >= kMaxGrids) {
@@ -411,6 +437,7 @@ std::optional<ops::Tables> Mask::packed_tables(const Size& grid, std::int64_t pr
       tables.gain = ops::pack_gain(gain, gain.new_empty({0}, dtype));
       return tables;
     });
+    if (captured(packed)) return packed.tables;
     complete(packed);
     frozen_.push_back(std::move(packed));
     budget_->used += frozen_.back().bytes;
@@ -477,6 +504,8 @@ void Mask::moved() {
   const std::lock_guard lock(mutex_);
   forget(kept_);
   if (rate.defined()) units_ = units_.to(in_full(rate).options());
+  for (const auto parameter : kMaskParameters)
+    if ((this->*parameter).defined()) head_index_ = head_index_.to((this->*parameter).device());
   frozen_.remove_if([&](const Kept& entry) {
     const bool packed = entry.packed != kWhole;  // made again when it is asked for
     if (packed) budget_->used -= entry.bytes;

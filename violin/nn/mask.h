@@ -91,6 +91,8 @@ class Mask : public torch::nn::Module, public MaskParameters {
   // Threads may use streams of their own. What is kept is complete before others see it (so that the first call for a
   // grid waits for the device), and its memory is not given away while a stream still reads it.
   static void complete(Kept& entry);
+  // Made while a CUDA graph is captured: the graph makes it again whenever it runs, and before that it is nothing.
+  static bool captured(const Kept& entry);
   static const ops::Tables& shared(const Kept& entry);
   // Tables of `layers` masks that are all like this one, from their parameters side by side along the heads.
   std::vector<ops::Tables> build(const MaskParameters& parameters, std::size_t layers, const Size& grid,
@@ -123,6 +125,7 @@ class Mask : public torch::nn::Module, public MaskParameters {
   std::string curve_list_;
   std::int64_t layer_heads_;
   std::vector<std::int64_t> heads_;  // masked ones; all: 0, 1, …
+  at::Tensor head_index_;            // the same as a tensor, where the parameters are
   at::Tensor units_;                 // of `rate`, per curve: [C,1] or [C,1,1]
   std::int64_t native_tokens_;
 
@@ -130,7 +133,12 @@ class Mask : public torch::nn::Module, public MaskParameters {
   std::list<Kept> kept_;                              // used last first
   std::list<Kept> frozen_;                            // made by freeze()
   std::vector<std::pair<at::Tensor, bool>> trained_;  // parameters and their requires_grad before freeze()
-  std::vector<std::pair<Size, at::Tensor>> ranks_;
+  struct Ranks {
+    Size grid;
+    at::Tensor tensor;
+    std::optional<c10::Stream> stream = {};  // of a GPU: where they were made
+  };
+  std::vector<Ranks> ranks_;
   std::shared_ptr<TableBudget> budget_;
 };
 

@@ -51,17 +51,20 @@ const bool kAsked = true;
 
 }  // namespace
 
-PrecisionScope::PrecisionScope(c10::DeviceType device, Precision precision)
+PrecisionScope::PrecisionScope(c10::DeviceType device, Precision precision, WeightCasts casts)
     : device_(device),
       enabled_(at::autocast::is_autocast_enabled(device)),
+      keeps_casts_(at::autocast::is_autocast_cache_enabled()),
       dtype_(at::autocast::get_autocast_dtype(device)) {
   at::autocast::set_autocast_enabled(device, kAsked && precision == Precision::kBf16);
   if (precision == Precision::kBf16) at::autocast::set_autocast_dtype(device, at::kBFloat16);
+  at::autocast::set_autocast_cache_enabled(casts == WeightCasts::kOncePerScope);
   at::autocast::increment_nesting();
 }
 
 PrecisionScope::~PrecisionScope() {
   if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+  at::autocast::set_autocast_cache_enabled(keeps_casts_);
   at::autocast::set_autocast_dtype(device_, dtype_);
   at::autocast::set_autocast_enabled(device_, enabled_);
 }

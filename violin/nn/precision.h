@@ -19,17 +19,21 @@ inline Precision parse_precision(std::string_view name) {
   throw Error("unknown precision '" + std::string(name) + "'; there are fp32 and bf16");
 }
 
+// How often autocast brings a weight into 16 bits. It keeps what it has cast in one place for all threads, without a
+// word about streams, so that threads with streams of their own may not share it.
+enum class WeightCasts { kOncePerScope, kAtEachUse };
+
 // Autocast for this thread and type of device, as long as the object lives.
 class PrecisionScope {
  public:
-  PrecisionScope(c10::DeviceType device, Precision precision);
+  PrecisionScope(c10::DeviceType device, Precision precision, WeightCasts casts = WeightCasts::kOncePerScope);
   ~PrecisionScope();
   PrecisionScope(const PrecisionScope&) = delete;
   PrecisionScope& operator=(const PrecisionScope&) = delete;
 
  private:
   c10::DeviceType device_;
-  bool enabled_;
+  bool enabled_, keeps_casts_;
   at::ScalarType dtype_;
 };
 

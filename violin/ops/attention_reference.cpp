@@ -56,6 +56,7 @@ void forward(const AttentionCall& call) {
 }
 
 void backward(const AttentionBackwardCall& call) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);  // as in the forward pass
   const at::ScalarType type = accumulate_type(call.q.scalar_type());
   const at::Tensor dout = call.dout.to(type);
   const at::Tensor a = products(call);

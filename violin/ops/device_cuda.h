@@ -9,9 +9,12 @@
 namespace violin::ops {
 
 // The stream comes through torch's generic interface, so that this compiles with a CPU build of torch too.
+inline cudaStream_t current_stream(const at::Device& device) {
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  return static_cast<cudaStream_t>(guard.getStream(device).native_handle());
+}
 inline cudaStream_t current_stream(const at::Tensor& tensor) {
-  const c10::impl::VirtualGuardImpl device(tensor.device().type());
-  return static_cast<cudaStream_t>(device.getStream(tensor.device()).native_handle());
+  return current_stream(tensor.device());
 }
 
 inline void check_launch(cudaError_t error, const char* what) {

@@ -35,7 +35,7 @@ at::Tensor Predictor::prepare(const Image& image) const {
 at::Tensor Predictor::probabilities(const at::Tensor& images) const {
   const torch::NoGradGuard no_grad;
   const at::Device device = model_.model->parameters().front().device();
-  const nn::PrecisionScope precision(device.type(), options_.precision);
+  const nn::PrecisionScope precision(device.type(), options_.precision, nn::WeightCasts::kAtEachUse);
   const at::Tensor logits = model_.model->forward(images.to(device));
   return at::softmax(logits.to(at::kFloat), -1).to(at::kCPU);
 }

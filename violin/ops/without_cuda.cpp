@@ -1,9 +1,14 @@
 // Without CUDA kernels: nothing is available.
 #include <c10/util/Exception.h>
 
+#include "violin/ops/capture.h"
 #include "violin/ops/rows.h"
 
 namespace violin::ops {
+
+bool is_captured(const c10::Device&) {
+  return false;
+}
 
 bool has_row_kernels(const at::Tensor&) {
   return false;
