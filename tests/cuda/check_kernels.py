@@ -13,6 +13,7 @@ import sys
 
 import torch
 
+from check_rows import check_rows
 from kernels import Kernels, unpacked
 
 NAMES = ("out", "lse", "dq", "dk", "dv", "dgain", "dbias", "dgate")
@@ -124,7 +125,8 @@ CASES = [
     # the same in small: tables as they are, tails, rounds, parts, groups
     (3, 1, 132, 132, 64, 1, "g", "packed"), (5, 1, 129, 129, 64, 1, "g", "tokens"), (2, 2, 130, 67, 40, 2, "g", "tokens"),
     (17, 1, 70, 70, 64, 1, "m", "packed"), (9, 2, 70, 70, 64, 1, "", "packed"), (17, 1, 65, 65, 128, 1, "g", "packed"),
-    (5, 1, 130, 66, 80, 1, "m", "tokens"), (1, 1, 300, 260, 64, 1, "d", "tokens"), (4, 1, 80, 70, 64, 2, "gbs", "tokens"),
+    (4, 1, 64, 580, 64, 1, "g", "tokens"), (5, 1, 130, 66, 80, 1, "m", "tokens"), (1, 1, 300, 260, 64, 1, "d", "tokens"),
+    (4, 1, 80, 70, 64, 2, "gbs", "tokens"),
 ]
 
 
@@ -428,6 +430,7 @@ def main():
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     failures = check_mask(kernels, args.only, args.tiles) + check_gain(kernels, args.only, args.tiles)
+    failures += check_rows(kernels, args.only)
     failures += check_attention(kernels, args.repeat, args.only, args.tiles)
     if not args.only:
         failures += check_wanted(kernels) + check_not_numbers(kernels) + check_far_curve(kernels) + check_scratch(kernels)

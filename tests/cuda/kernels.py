@@ -60,6 +60,20 @@ class GainBackward(ctypes.Structure):
                 + [(n, PTR) for n in ("dlog_decay", "dweight", "dprefix_decay", "dalpha")])
 
 
+class NormForward(ctypes.Structure):
+    _fields_ = ([("rows", I64), ("columns", I64), ("eps", F64), ("x_type", I32), ("y_type", I32)]
+                + [(n, PTR) for n in ("x", "weight", "bias", "y", "mean", "rstd")])
+
+
+class NormBackward(ctypes.Structure):
+    _fields_ = ([("rows", I64), ("columns", I64), ("x_type", I32), ("y_type", I32)]
+                + [(n, PTR) for n in ("dy", "x", "mean", "rstd", "weight", "dx", "dweight", "dbias")])
+
+
+class Sums(ctypes.Structure):
+    _fields_ = [("rows", I64), ("columns", I64), ("type", I32), ("x", PTR), ("sums", PTR)]
+
+
 TILE, RECORD = 64, 64 * 128 + 128
 
 
@@ -109,9 +123,9 @@ class Kernels:
         self.device = "cpu" if self.emulated else "cuda"
         if self.emulated:
             self._start_emulator()
-        for name in ("attention_forward_scratch", "attention_backward_scratch", "decay_mask_forward_scratch",
-                     "decay_mask_backward_scratch", "decay_gain_forward_scratch", "decay_gain_backward_scratch"):
-            getattr(self.lib, name).restype = ctypes.c_size_t
+        for name in ("attention_forward", "attention_backward", "decay_mask_forward", "decay_mask_backward",
+                     "decay_gain_forward", "decay_gain_backward", "layer_norm_forward", "layer_norm_backward", "column_sums"):
+            getattr(self.lib, name + "_scratch").restype = ctypes.c_size_t
 
     def _start_emulator(self):
         self.lib.emulator_error.restype = ctypes.c_char_p
@@ -250,3 +264,24 @@ class Kernels:
                                                       *(pointer(g) for g in grads)),
                   (ranks, log_decay, weight, prefix_decay, alpha, *layers, *grads), poison=True)
         return grads
+
+    def norm_forward(self, x, weight, bias, dtype, eps=1e-6):
+        """Rows x [R,C], as dtype; also their means and inverse deviations."""
+        y = torch.full(x.shape, float("nan"), dtype=dtype, device=self.device)
+        mean, rstd = (torch.full((x.size(0),), float("nan"), device=self.device) for _ in range(2))
+        self._run("layer_norm_forward", NormForward(*x.shape, eps, DTYPES[x.dtype], DTYPES[dtype],
+                                                    *map(pointer, (x, weight, bias, y, mean, rstd))),
+                  (x, weight, bias, y, mean, rstd))
+        return y, mean, rstd
+
+    def norm_backward(self, dy, x, mean, rstd, weight):
+        dx, *rest = torch.full_like(x, float("nan")), *(torch.full_like(weight, float("nan")) for _ in range(2))
+        tensors = (dy, x, mean, rstd, weight, dx, *rest)
+        self._run("layer_norm_backward", NormBackward(*x.shape, DTYPES[x.dtype], DTYPES[dy.dtype], *map(pointer, tensors)),
+                  tensors, poison=True)
+        return dx, *rest
+
+    def column_sums(self, x):
+        sums = torch.full((x.size(1),), float("nan"), device=self.device)
+        self._run("column_sums", Sums(*x.shape, DTYPES[x.dtype], x.data_ptr(), sums.data_ptr()), (x, sums), poison=True)
+        return sums

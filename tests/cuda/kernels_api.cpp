@@ -2,6 +2,7 @@
 // operators.
 #include "violin/kernels/cuda/attention.h"
 #include "violin/kernels/cuda/decay_mask.h"
+#include "violin/kernels/cuda/rows.h"
 
 namespace cuda = violin::kernels::cuda;
 using violin::kernels::AttentionBackward;
@@ -61,6 +62,24 @@ int decay_gain_forward(const DecayGainForward* p, void*, void* stream) {
   return cuda::launch(*p, stream_of(stream));
 }
 int decay_gain_backward(const DecayGainBackward* p, void* scratch, void* stream) {
+  return cuda::launch(*p, scratch, stream_of(stream));
+}
+std::size_t layer_norm_forward_scratch(const cuda::LayerNormForward*) {
+  return 0;
+}
+std::size_t layer_norm_backward_scratch(const cuda::LayerNormBackward* p) {
+  return cuda::scratch_bytes(*p);
+}
+std::size_t column_sums_scratch(const cuda::ColumnSums* p) {
+  return cuda::scratch_bytes(*p);
+}
+int layer_norm_forward(const cuda::LayerNormForward* p, void*, void* stream) {
+  return cuda::launch(*p, stream_of(stream));
+}
+int layer_norm_backward(const cuda::LayerNormBackward* p, void* scratch, void* stream) {
+  return cuda::launch(*p, scratch, stream_of(stream));
+}
+int column_sums(const cuda::ColumnSums* p, void* scratch, void* stream) {
   return cuda::launch(*p, scratch, stream_of(stream));
 }
 }

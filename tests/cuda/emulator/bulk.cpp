@@ -33,7 +33,8 @@ Step arrive(Thread& t, const Instruction& i) {
   if (b.pending == 0) t.fail("more arrivals at a barrier than it expects");
   --b.pending;
   block.settle(b);
-  return Step::kNext;
+  // Others may go on before the thread has the numbers that it has asked for.
+  return t.block->cluster->in_order() || address >> 24 == 0 ? Step::kNext : Step::kYield;
 }
 
 // slots: predicate, address, parity. Waits until it is true: those who ask ask again anyway.

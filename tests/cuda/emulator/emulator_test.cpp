@@ -254,6 +254,32 @@ TEST(Emulator, BlocksOfAClusterArriveAtEachOthersBarriers) {
   }
 }
 
+// Thread 0 reads 5, arrives and uses what it has read; thread 32 waits for the arrival and writes 6 to the same place.
+std::string read_and_arrive(const std::string& before, const std::string& after) {
+  return "mov.u32 %r1, memory; add.s32 %r2, %r1, 16; mov.u32 %r3, %tid.x; setp.ne.u32 %p0, %r3, 0;\n"
+         "@!%p0 mbarrier.init.shared.b64 [%r2], 1; @!%p0 st.shared.u32 [%r1], 5; bar.sync 0;\n"
+         "mov.u32 %r4, 0; mapa.shared::cluster.u32 %r5, %r2, %r4; @%p0 bra other;\n"
+         "ld.shared.u32 %r6, [%r1];\n" +
+         before + "mbarrier.arrive.shared::cluster.b64 _, [%r5];\n" + after +
+         "st.global.u32 [%out], %r7; bra end;\n"
+         "other: setp.ne.u32 %p1, %r3, 32; @%p1 bra end;\n"
+         "again: mbarrier.try_wait.parity.shared.b64 %p2, [%r2], 0; @!%p2 bra again;\n"
+         "st.shared.u32 [%r1], 6;\nend:";
+}
+
+TEST(Emulator, LoadsMayComeAfterAnArrivalAtAnotherBlock) {
+  const std::string use = "add.s32 %r7, %r6, 0;\n";
+  int late = 0;
+  for (std::uint64_t order = 0; order <= 16; ++order) {
+    const Setting setting{.threads = 64, .shared = 32, .order = order};
+    const Result safe = run_body(read_and_arrive(use, ""), setting);
+    ASSERT_EQ(safe.error, "");
+    EXPECT_EQ(safe.out[0], 5u);
+    late += run_body(read_and_arrive("", use), setting).out[0] == 6;
+  }
+  EXPECT_GT(late, 0);
+}
+
 // D = A B with A[i][k] = 1 where k = i % 16 (rows 0 to 15 of a 64 x 16 tile per warp) and B[k][n] = 16 n + k: D[i][n] =
 // B[i % 16][n]. A lies at `memory`, B behind it, both in rows of 128 bytes that are swizzled; thread 0 fills them.
 std::string product(const std::string& before, const std::string& after) {

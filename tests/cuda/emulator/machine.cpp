@@ -40,6 +40,30 @@ void Thread::fail(const std::string& what) const {
               ": " + what);
 }
 
+void Thread::land(const FlyingLoad& load) {
+  std::uint16_t halves[2];
+  std::memcpy(&halves[0], load.low, 2);
+  std::memcpy(&halves[1], load.high, 2);
+  set(load.slot, static_cast<std::uint32_t>(halves[1]) << 16 | halves[0]);
+}
+
+void Thread::load_shared(int slot, const unsigned char* low, const unsigned char* high) {
+  const FlyingLoad load{slot, low, high};
+  if (block->cluster->in_order()) {
+    land(load);
+  } else {
+    flying.push_back(load);
+  }
+}
+
+void Thread::land_loads(const Instruction& i) {
+  std::erase_if(flying, [&](const FlyingLoad& load) {
+    const bool due = i.awaits_loads || std::find(i.touches.begin(), i.touches.end(), load.slot) != i.touches.end();
+    if (due) land(load);
+    return due;
+  });
+}
+
 Step Warp::meet(Thread& t, const Instruction& i, std::uint32_t mask) {
   mask &= alive;
   if (!(mask >> t.lane & 1)) t.fail("a lane that is not in its own mask");
@@ -243,6 +267,7 @@ void Cluster::run() {
 void Cluster::run_thread(Thread& t) {
   while (true) {
     const Instruction& i = t.program->code[static_cast<std::size_t>(t.next)];
+    if (!t.flying.empty()) t.land_loads(i);
     if (i.guard >= 0 && (t.r[i.guard] != 0) == i.guard_negated) {
       ++t.next;
       continue;
@@ -251,6 +276,10 @@ void Cluster::run_thread(Thread& t) {
       case Step::kNext:
         ++t.next;
         break;
+      case Step::kYield:
+        ++t.next;
+        wake(t);
+        return;
       case Step::kJumped:
         break;
       case Step::kWaiting:
@@ -313,6 +342,27 @@ void run(const Launch& launch, const Order& order) {
   for (const auto& first : blocks) Cluster(launch, first, random, order.seed == 0).run();
 }
 
+namespace {
+
+void add_slots(const Operand& o, std::vector<int>& to) {
+  if (o.slot >= 0) to.push_back(o.slot);
+  for (const Operand& part : o.parts) add_slots(part, to);
+}
+
+// Arithmetic goes on beside loads, and so do what warps do together without memory and arrivals at other blocks.
+bool awaits_loads(const Statement& s) {
+  const std::string& name = s.opcode[0];
+  if (name == "bar") return !s.has("warp");
+  if (name == "mbarrier") return !s.has("shared::cluster");
+  for (const char* other :
+       {"st", "red", "stmatrix", "cp", "fence", "membar", "barrier", "wgmma", "call", "ret", "exit"}) {
+    if (name == other) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
 Program decode(const std::shared_ptr<const Function>& function,
                const std::function<const Program*(const std::string&)>& find) {
   Program program{function, {}, false};
@@ -322,6 +372,8 @@ Program decode(const std::shared_ptr<const Function>& function,
     i.statement = &s;
     i.guard = s.guard;
     i.guard_negated = s.guard_negated;
+    for (const Operand& o : s.operands) add_slots(o, i.touches);
+    i.awaits_loads = awaits_loads(s);
     program.fences_async = program.fences_async || (s.opcode[0] == "fence" && s.has("async"));
     const std::string& name = s.opcode[0];
     if (name == "bra") {

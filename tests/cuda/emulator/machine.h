@@ -21,6 +21,7 @@ struct Instruction;
 
 enum class Step {
   kNext,
+  kYield,    // the next one, after others have had their turn
   kJumped,   // the next instruction is set
   kWaiting,  // whoever wakes the thread up sets it
   kExited,
@@ -38,7 +39,9 @@ struct Instruction {
   std::array<int, 5> slots = {};  // by convention the result first
   std::int64_t number = 0;        // an offset, a count, a target
   std::int64_t other = 0;
-  std::vector<int> list;  // vectors
+  std::vector<int> list;      // vectors
+  std::vector<int> touches;   // all slots that are read or written
+  bool awaits_loads = false;  // is not done before the thread's loads from shared memory
   const Program* callee = nullptr;
   const Statement* statement = nullptr;
 };
@@ -119,6 +122,15 @@ struct Warp {
   void hold(std::size_t meeting);
 };
 
+// A load from shared memory that has been issued and not used yet. Loads keep their place in a block's own queue of
+// accesses, but an arrival at a barrier of another block may overtake them: what that lets somebody write, they then
+// read.
+struct FlyingLoad {
+  int slot;
+  const unsigned char* low;   // of a number of 4 bytes, or of two halves
+  const unsigned char* high;  // of the upper half
+};
+
 struct AsyncCopy {  // cp.async: 4 to 16 bytes, the rest zero
   std::uint32_t to;
   std::uint64_t from;
@@ -146,6 +158,7 @@ struct Thread {
   std::vector<std::uint64_t> slots;
   std::vector<unsigned char> local, calls;
   std::vector<Frame> frames;  // of callers
+  std::vector<FlyingLoad> flying;
   std::vector<AsyncCopy> copies;
   std::deque<std::vector<AsyncCopy>> copy_groups;
   // Bulk stores: how many of the thread's groups have still to be read, and those of the open group.
@@ -164,6 +177,11 @@ struct Thread {
     r[slot] = 0;
     std::memcpy(r + slot, &value, sizeof(T));
   }
+  // Loads 4 bytes from shared memory, or two halves: now, or where the order is random as late as may be.
+  void load_shared(int slot, const unsigned char* low, const unsigned char* high);
+  // What has to be there before an instruction.
+  void land_loads(const Instruction& i);
+  void land(const FlyingLoad& load);
   [[noreturn]] void fail(const std::string& what) const;
 };
 
@@ -209,6 +227,7 @@ class Cluster {
   void run();
 
   void wake(Thread& t) { ready_.push_back(&t); }
+  bool in_order() const { return in_order_; }
   // Runs now, or later where the order is random: work of the copy engine.
   void later(std::function<void()> work);
   Block& block(int rank) { return blocks_[static_cast<std::size_t>(rank)]; }

@@ -27,18 +27,18 @@ float half_of(std::uint32_t word, int which, Widen widen) {
 // ldmatrix .x4: lane l gives the address of row l % 8 of matrix l / 8. number: 1 where they are transposed.
 void load_matrices(Warp& warp, std::uint32_t lanes, const Instruction& i) {
   need_all(warp, lanes);
-  std::uint16_t matrix[4][8][8];
+  const unsigned char* rows[4][8];
   for (int l = 0; l < 32; ++l) {
     Thread& t = lane_of(warp, l);
     const std::uint32_t address = t.get<std::uint32_t>(i.slots[0]) + static_cast<std::uint32_t>(i.slots[1]);
-    std::memcpy(matrix[l / 8][l % 8], shared_bytes(t, address, 16, false), 16);
+    rows[l / 8][l % 8] = shared_bytes(t, address, 16, false);
   }
   for (int l = 0; l < 32; ++l) {
     for (int n = 0; n < 4; ++n) {
       const int row = l / 4, column = l % 4 * 2;
-      const std::uint32_t low = i.number ? matrix[n][column][row] : matrix[n][row][column];
-      const std::uint32_t high = i.number ? matrix[n][column + 1][row] : matrix[n][row][column + 1];
-      lane_of(warp, l).set(i.list[static_cast<std::size_t>(n)], high << 16 | low);
+      const unsigned char* low = i.number ? rows[n][column] + 2 * row : rows[n][row] + 2 * column;
+      const unsigned char* high = i.number ? rows[n][column + 1] + 2 * row : low + 2;
+      lane_of(warp, l).load_shared(i.list[static_cast<std::size_t>(n)], low, high);
     }
   }
 }

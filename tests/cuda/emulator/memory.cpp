@@ -19,6 +19,10 @@ template <class T, bool kShared>
 Step load(Thread& t, const Instruction& i) {
   const unsigned char* from = place<kShared>(t, i, false);
   for (std::size_t n = 0; n < i.list.size(); ++n) {
+    if constexpr (kShared && std::is_same_v<T, std::uint32_t>) {
+      t.load_shared(i.list[n], from + 4 * n, from + 4 * n + 2);
+      continue;
+    }
     T value;
     std::memcpy(&value, from + n * sizeof(T), sizeof(T));
     // Signed bytes and halves fill the register.
