@@ -122,7 +122,7 @@ def _hint(model: nn.Module) -> str:
 
 def _structure(name: str, vit: Any, grid: Any) -> Structure:
     if hasattr(vit, "conv_proj"):
-        layers = vit.encoder.layers.named_children()
+        layers = unwrapped(vit.encoder.layers).named_children()
         blocks = [(f"{name}encoder.layers.{child}", unwrapped(block)) for child, block in layers]
         size, patch = _pair(vit.image_size), _pair(vit.patch_size)
         grid = grid or (size[0] // patch[0], size[1] // patch[1])
@@ -408,7 +408,8 @@ def _refuse_wrapped(model: nn.Module, structure: Structure, places: list[Site]) 
     """A wrapper that is there already does not know the parameters and hooks that come in."""
     parts = {structure.vit, *(part for site in places for part in (site.parent, site.module))}
     for name, module in model.named_modules():
-        if unwrapped(module) is not module and unwrapped(module) in parts:
+        inside = unwrapped(module)
+        if inside is not module and any(part in parts for part in inside.modules()):
             raise Error(
                 f"{name or 'the model'} is inside of {type(module).__name__} already; plug the model first, then wrap or "
                 "compile it"

@@ -33,10 +33,10 @@ def each_attention(wrapper):
     return wrap
 
 
-class Inside(nn.Module):
+class Container(nn.Module):
     def __init__(self, model):
         super().__init__()
-        self.model = compiled(model)
+        self.model = model
 
     def forward(self, images):
         return self.model(images)
@@ -45,7 +45,9 @@ class Inside(nn.Module):
 WRAPPERS = {
     "compiled": compiled,
     "compiled and parallel": lambda model: compiled(nn.DataParallel(model)),
-    "compiled inside": Inside,
+    "compiled inside": lambda model: Container(compiled(model)),
+    "compiled container": lambda model: compiled(Container(model)),
+    "parallel container": lambda model: nn.DataParallel(Container(model)),
     "compiled blocks": each_block(compiled),
     "compiled attention": each_attention(compiled),
     "checkpointed blocks": each_block(checkpoint_wrapper),
@@ -73,7 +75,7 @@ def test_weights_and_maps_of_wrapped_models(name, wrap, tmp_path, timm):
     torch.testing.assert_close(run(other, x), logits)
     state = wrapped.state_dict()  # under the names of the wrappers
     last = violin.plug(build(name), init="spread").eval()
-    violin.load_state(last, {key.removeprefix("model."): value for key, value in state.items()})
+    violin.load_state(last, {key.rpartition("model.")[2]: value for key, value in state.items()})
     torch.testing.assert_close(run(last, x), logits)
 
 
@@ -93,6 +95,22 @@ def test_wrapped_models_are_not_plugged(name, wrap):
     with pytest.raises(violin.Error, match=r"is inside of \w+ already; plug the model first"):
         violin.plug(wrapped)
     assert not violin.is_plugged(wrapped)
+
+
+@pytest.mark.parametrize("name", ["vit", "torchvision"])
+def test_models_whose_blocks_are_wrapped_together(name, timm):
+    torch._dynamo.reset()
+    x, model = images((32, 32)), build(name).eval()
+    parent, child = (model.encoder, "layers") if name == "torchvision" else (model, "blocks")
+    blocks = getattr(parent, child)
+    setattr(parent, child, compiled(blocks))
+    with pytest.raises(violin.Error, match=rf"{child} is inside of OptimizedModule already; plug the model first"):
+        violin.plug(model)
+    setattr(parent, child, blocks)
+    expected = violin.attention_maps(violin.plug(model, init="spread"), x)
+    setattr(parent, child, compiled(blocks))
+    torch.testing.assert_close(violin.attention_maps(model, x), expected)
+    assert not violin.is_plugged(violin.unplug(model))
 
 
 @pytest.mark.parametrize("name", ["vit", "torchvision", "dino"])
@@ -116,6 +134,9 @@ def test_a_traced_part_may_stand_beside_the_transformer():
     assert violin.is_plugged(vit)
     with pytest.raises(violin.Error, match="no vision transformer"):
         violin.plug(model[0])
+    violin.unplug(model)
+    with pytest.raises(violin.Error, match="the model is inside of DataParallel already"):
+        violin.plug(nn.DataParallel(model))
 
 
 @pytest.mark.parametrize("plugged", [True, False])
