@@ -138,6 +138,7 @@ def _asking(places: Sequence[Site], structure: Structure, request: Request) -> I
             setattr(site.parent, site.child, stood)
 
 
+@torch.compiler.disable  # code around it goes on compiled before and behind
 @torch.no_grad()
 def attention_maps(
     model: nn.Module,

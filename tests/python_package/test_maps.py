@@ -133,3 +133,32 @@ def test_maps_of_one_process_do_not_wait_for_others():
     expected = violin.attention_maps(model, x)[1]
     for wrapper in (Waiting(model), torch.compile(Waiting(model), backend="eager"), Waiting(torch.compile(model))):
         assert torch.equal(violin.attention_maps(wrapper, x)[1], expected)
+
+
+@pytest.mark.parametrize("plugged", [True, False])
+def test_maps_within_code_that_is_compiled(plugged):
+    x, model = images((32, 32)), build("dino").eval()
+    if plugged:
+        violin.plug(model, init="spread")
+    expected, maps = run(model, x), violin.attention_maps(model, x, [(1, 2), "class"])
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, images):
+            logits = self.model(images)
+            return logits, violin.attention_maps(self.model, images, [(1, 2), "class"]), logits.relu()
+
+    both = Both()
+    for code in (both, lambda images: both(images)):
+        torch._dynamo.reset()
+        graphs.clear()
+        torch.testing.assert_close(run(torch.compile(code, backend=backend), x), (expected, maps, expected.relu()))
+        assert len(graphs) > 1  # the model is compiled, and so is what comes behind
