@@ -499,6 +499,9 @@ class ViolinMask(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("_frozen_types", {})
+        for name in ("_units", "_head_index"):  # buffers of an older version
+            self._buffers.pop(name, None)
+            self._non_persistent_buffers_set.discard(name)
         if "_one_axis" not in self.__dict__:  # made by an older version
             axes = len(self.curve_names) and curve_module.coordinates(self._curve_list, 1, 1, torch.device("cpu")).shape[1]
             self._one_axis = axes == 1 and not self.config.decay_per_axis

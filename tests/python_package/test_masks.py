@@ -260,6 +260,15 @@ def test_copies_and_pickles_stand_alone():
             torch.testing.assert_close(other.tables((3, 3)).gain, 3 * mask.tables((3, 3)).gain)
 
 
+def test_pickles_of_an_older_version_bring_no_buffers():
+    mask = violin.ViolinMask(3, init="spread", parameterisation="rate", grid=(3, 3), masked_heads=[0, 2])
+    mask.register_buffer("_units", mask.units(mask.rate), persistent=False)
+    mask.register_buffer("_head_index", torch.tensor([0, 2]), persistent=False)
+    other = pickle.loads(pickle.dumps(mask))
+    assert not list(other.buffers()) and not other._non_persistent_buffers_set
+    assert torch.equal(other.tables((4, 3)).gain, mask.tables((4, 3)).gain)
+
+
 def test_modules_without_memory_get_it_later():
     mask = violin.ViolinMask(3, "snake", init="spread", masked_heads=[0, 2], parameterisation="rate", device="meta")
     mask.to_empty(device="cpu").reset_parameters()
