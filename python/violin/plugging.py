@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo import OptimizedModule
 from torch.nn.utils.parametrize import is_parametrized
 
 from .config import MaskConfig
@@ -424,7 +425,13 @@ def restore(site: Site) -> None:
         theirs, ours = getattr(original, store), getattr(layer, store)
         theirs.update({name: ours[name] for name in theirs if ours.get(name) is not None})
     original.training = layer.training
-    setattr(site.parent, site.child, original)
+    stands = getattr(site.parent, site.child)  # the layer, or a wrapper around it
+    for holder in [site.parent, *stands.modules()]:
+        for child, module in holder.named_children():
+            if module is layer:
+                setattr(holder, child, original)
+                if isinstance(holder, OptimizedModule):
+                    holder.__setstate__(holder.__getstate__())  # its forward was made for the layer
 
 
 def unplug(model: nn.Module) -> nn.Module:

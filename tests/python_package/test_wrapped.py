@@ -50,6 +50,8 @@ WRAPPERS = {
     "parallel container": lambda model: nn.DataParallel(Container(model)),
     "compiled blocks": each_block(compiled),
     "compiled attention": each_attention(compiled),
+    "checkpointed attention": each_attention(checkpoint_wrapper),
+    "checkpointed and compiled attention": each_attention(lambda layer: checkpoint_wrapper(compiled(layer))),
     "checkpointed blocks": each_block(checkpoint_wrapper),
     "checkpointed and compiled": each_block(lambda block: compiled(checkpoint_wrapper(block))),
 }
@@ -84,8 +86,11 @@ def test_wrapped_models_are_unplugged(name, wrap):
     x, model = images((32, 32)), build(name).eval()
     expected = run(model, x)
     wrapped = wrap(violin.plug(model, init="none"))
+    run(wrapped, x)
+    names = [name for name, _ in wrapped.named_modules() if not name.endswith(".violin")]
     violin.unplug(wrapped)
     assert not violin.is_plugged(model) and not violin.is_plugged(wrapped)
+    assert [name for name, _ in wrapped.named_modules()] == names  # wrappers are still there
     torch.testing.assert_close(run(wrapped, x), expected)
 
 
