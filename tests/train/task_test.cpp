@@ -85,6 +85,18 @@ TEST(Task, FrozenWeightsThatAreRandomAreSaid) {
   EXPECT_TRUE(said());
 }
 
+// config.json of runs from before it was checked.
+TEST(Task, TargetsOfAdaptersMatterOnlyWhereThereAreAdapters) {
+  train::Options options;
+  for (const char* targets : {"", "qkv, fc3"}) {
+    options.adapter_targets = targets;
+    options.adapter = "";
+    EXPECT_NO_THROW(train::check(options));
+    options.adapter = "lora";
+    EXPECT_THROW(train::check(options), Error);
+  }
+}
+
 TEST(Task, ChangedDataAreNoticed) {
   const TemporaryFolder folder;
   write_images(folder.path() / "data", 3, 6);

@@ -227,8 +227,11 @@ void check(const Options& o) {
   if (!o.adapter.empty()) one_of("adapter", o.adapter, {"lora", "dora"});
   require(o.train_what != "adapters" || !o.adapter.empty(), "train_what", o.train_what,
           "an adapter beside it (adapter: lora or dora)");
-  for (const std::string& target : adapter_targets(o)) one_of("adapter_targets", target, {"qkv", "proj", "fc1", "fc2"});
-  require(!adapter_targets(o).empty(), "adapter_targets", o.adapter_targets, "some of qkv, proj, fc1, fc2");
+  if (!o.adapter.empty()) {  // they are ignored otherwise
+    const std::vector<std::string> targets = adapter_targets(o);
+    for (const std::string& target : targets) one_of("adapter_targets", target, {"qkv", "proj", "fc1", "fc2"});
+    require(!targets.empty(), "adapter_targets", o.adapter_targets, "some of qkv, proj, fc1, fc2");
+  }
   within("rank", o.rank, 1, 65536);
   require(o.adapter_alpha > 0 && o.adapter_alpha <= 1e6, "adapter_alpha", o.adapter_alpha, "above 0 and at most 1e6");
   require(o.img_size == Size{} || (o.img_size.shorter() >= 1 && o.img_size.longer() <= data::kLargestSize), "img_size",
