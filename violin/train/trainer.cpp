@@ -394,11 +394,13 @@ bool Trainer::train_epoch() {
     if ((wishes.stop || enough) && !last) {
       record();
       collect({});
+      collect_skipped();
       save();
       return false;
     }
     if (wishes.save && !last) {
       collect({});
+      collect_skipped();
       save();
     }
   }

@@ -52,7 +52,6 @@ void Trainer::save() {
   saved_ = Clock::now();
   saved_step_ = state_.step;
   if (run_ == nullptr || !processes().first()) return;
-  for (const data::BadImage& bad : loader_->bad_images()) skipped_.insert(bad.index);
   run_->replace_last([&](const std::filesystem::path& folder) {
     save_weights(folder / "model.safetensors", *model_);
     if (average_model_) save_weights(folder / "ema.safetensors", *average_model_);
