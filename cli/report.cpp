@@ -121,7 +121,7 @@ RunData data_of(const train::Task& task, std::map<fs::path, std::string>& known)
 // Runs of one group have equal configurations, images and weights to start from; only their seeds differ. A learning
 // rate that a search chose is what came of it, and may be another with another seed.
 std::string group_of(json config, const std::string& images) {
-  for (const char* name : {"violin", "torch", "fingerprint", "threads"}) config.erase(name);
+  for (const char* name : {"violin", "torch", "fingerprint", "threads", "processes"}) config.erase(name);
   config["data"] = images;
   const bool searched = config.value("lr_search", false);
   if (searched) config.erase("peak_lr");

@@ -132,6 +132,15 @@ ComputeOptions share_of_machine(ComputeOptions options, const train::Launch& lau
   return options;
 }
 
+// What every process was asked for; 0 where machines differ.
+int common_threads(train::Processes& processes, int own, c10::Device device) {
+  at::Tensor all = at::zeros({processes.world()}, at::kFloat);
+  all[processes.rank()] = own;
+  all = all.to(device);
+  processes.sum(all);
+  return (all == own).all().item<bool>() ? own : 0;
+}
+
 std::filesystem::path free_folder(const std::string& command) {
   for (int number = 1;; ++number) {
     const std::filesystem::path path = "runs/" + command + "-" + std::to_string(number);
@@ -449,8 +458,8 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
   train::Prepared prepared;
   std::unique_ptr<train::RunFolder> run;
   bool begun = resuming;  // the folder holds work
-  // What fails before there is a checkpoint of its steps brings back the run that would have been replaced, or leaves
-  // the folder to another try: with a smaller batch or rate, as the message may say, or other images.
+  // What fails before there is anything to go on from brings back the run that would have been replaced, or leaves the
+  // folder to another try: with a smaller batch or rate, as the message may say, or other images.
   const auto or_as_before = [&](const auto& work) {
     try {
       return work();
@@ -469,6 +478,7 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
         }
       } else if (run && !begun && !run->has_steps() && !std::filesystem::exists(folder / "lr_search.json")) {
         run->discard();
+        note("what this run wrote to '" + folder.string() + "' was removed; another may begin there");
       }
       throw;
     }
@@ -489,8 +499,13 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
     }
     train::broadcast_text(*processes, config);
     prepared.task = train::task_from_json(json::parse(config));
-    // Sums over other shares round differently, and the run is to go on as it would have.
-    if (arguments.compute.threads == 0 && prepared.task.threads > 0) at::set_num_threads(prepared.task.threads);
+    // Sums over other shares round differently, and the run is to go on as it would have. Among another number of
+    // processes they do so anyway, and each may have another part of the machine.
+    const bool as_begun = prepared.task.threads > 0 && prepared.task.processes == launch.world;
+    if (arguments.compute.threads == 0 && as_begun) {
+      at::set_num_threads(prepared.task.threads);
+      if (first) note("--threads " + std::to_string(at::get_num_threads()) + ", as the run began");
+    }
     if (!arguments.data.empty()) prepared.task.data = arguments.data;
     prepared.dataset = train::open_task_data(prepared.task);
     if (first && !arguments.data.empty()) {  // they are the same images: the run remembers where
@@ -507,11 +522,13 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
     // The folder is checked before anything takes time, and nothing is written before everything fits.
     if (first) train::check_run_folder(folder, mode);
     prepared = train::prepare(request);
-    prepared.task.threads = arguments.compute.threads;
+    prepared.task.processes = launch.world;
     if (search_lr) train::search_data(prepared.task, prepared.dataset);  // throws where there are too few images
     ordered_json config = train::to_json(prepared.task);
     config["lr_search"] = search_lr;
     train::expect_same(*processes, nn::json_text(config), "data, model or options are others");
+    prepared.task.threads = common_threads(*processes, arguments.compute.threads, compute.device);
+    config["threads"] = prepared.task.threads;
     if (first) {
       run = std::make_unique<train::RunFolder>(folder, mode);
       or_as_before([&] {
@@ -533,8 +550,6 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
   std::signal(SIGTERM, request_stop);
   std::signal(SIGUSR1, request_stop);  // what mpirun forwards and Slurm sends before the time is up
   if (std::signal(SIGHUP, request_stop) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);  // nohup asked to stay
-  // Who reads along may go first, as tee does that Ctrl-C ends too: messages get lost then, the run does not.
-  std::signal(SIGPIPE, SIG_IGN);
   Report report;
   train::TrainerOptions trainer_options;
   trainer_options.device = compute.device;
@@ -582,7 +597,16 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
                                             trainer_options);
   });
   if (resuming) trainer->resume();
-  const train::Outcome outcome = or_as_before([&] { return trainer->train(); });
+  const train::Outcome outcome = or_as_before([&] {
+    try {
+      return trainer->train();
+    } catch (const train::NotFinite&) {
+      throw;  // it would come to that again
+    } catch (const std::exception&) {
+      begun = begun || trainer->steps() > 0;  // a full disk, say: the log and the weights to begin with are worth it
+      throw;
+    }
+  });
   if (!outcome.finished) return stopped("everything so far is");
   report.finish();
   processes->leave();
@@ -593,6 +617,8 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
 
 void run_training(const CLI::App& verb, const std::string& command, const TrainingArguments& arguments,
                   const std::string& default_recipe) {
+  // Who reads along may go first, as tee does that Ctrl-C ends too: messages get lost then, the run does not.
+  std::signal(SIGPIPE, SIG_IGN);
   const train::Launch launch = train::find_launch();
   std::unique_ptr<train::Processes> processes;
   try {

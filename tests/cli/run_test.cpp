@@ -42,11 +42,21 @@ TEST_F(Training, ASignalLeavesARunThatResumesToTheSameBits) {
 
 // Of another number of threads sums round differently.
 TEST_F(Training, ARunGoesOnWithTheThreadsThatItBeganWith) {
-  ASSERT_EQ(run_violin(train_arguments("run")).code, 0);
+  std::vector<std::string> arguments = train_arguments("run");
+  arguments[14] = "3";  // --threads
+  ASSERT_EQ(run_violin(arguments).code, 0);
   fs::remove(file("run/result.json"));
+  const auto resume = [&](const std::vector<std::string>& more) {
+    const Outcome outcome = run_violin(with({"train", "--resume", file("run")}, more));
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return outcome.err;
+  };
+  const std::string words = "--threads 3, as the run began";
+  EXPECT_NE(resume({}).find(words), std::string::npos);
+  EXPECT_EQ(resume({"--threads", "1"}).find(words), std::string::npos);
   std::ifstream stream(file("run/config.json"));
   json config = json::parse(stream);
-  EXPECT_EQ(config.at("threads"), 1);
+  EXPECT_EQ(config.at("threads"), 3);
   config["threads"] = 5000;
   std::ofstream(file("run/config.json")) << config;
   const Outcome changed = run_violin({"train", "--resume", file("run")});
@@ -57,9 +67,9 @@ TEST_F(Training, ARunGoesOnWithTheThreadsThatItBeganWith) {
 // In a shell, which has pipes and closes streams.
 class InShell : public Training {
  protected:
-  void run(const std::string& streams) {
+  void run(const std::string& streams, const std::vector<std::string>& more = {}) {
     std::string command = "( '" VIOLIN_BINARY "'";
-    for (const std::string& argument : train_arguments("run")) command += " '" + argument + "'";
+    for (const std::string& argument : with(train_arguments("run"), more)) command += " '" + argument + "'";
     command += "; echo $? >'" + file("code") + "' ) " + streams;
     ASSERT_EQ(std::system(command.c_str()), 0) << command;
     std::ifstream(file("code")) >> code_;
@@ -68,7 +78,9 @@ class InShell : public Training {
 };
 
 TEST_F(InShell, WhoReadsMessagesMayLeave) {
-  run("2>&1 >/dev/null | head -n 1 >/dev/null");
+  // The first of them is about the images, long before training.
+  fs::remove_all(file("data/val"));
+  run("2>&1 >/dev/null | true", {"--recipe", "head"});
   EXPECT_EQ(code_, 0);
   EXPECT_TRUE(fs::exists(file("run/result.json")));
 }
@@ -233,10 +245,31 @@ TEST_F(Training, ARunThatFailsBeforeItsFirstCheckpointLeavesItsFolderToAnotherTr
   std::vector<std::string> arguments = train_arguments("run");
   arguments[12] = "1e30";  // --lr
   arguments[18] = "0";     // --warmup-epochs
-  EXPECT_EQ(run_violin(arguments).code, 1);
+  const Outcome failed = run_violin(arguments);
+  EXPECT_EQ(failed.code, 1);
+  EXPECT_NE(failed.err.find("another may begin there"), std::string::npos) << failed.err;
   arguments[12] = "1e-3";
   const Outcome again = run_violin(arguments);
   EXPECT_EQ(again.code, 0) << again.err;
+}
+
+// As a full disk does it, but only after steps were trained: the log cannot be written.
+TEST_F(Training, WhatCannotBeWrittenBeforeTheFirstCheckpointEndsARunThatGoesOn) {
+  ASSERT_EQ(run_violin(train_arguments("whole")).code, 0);
+  const pid_t child = start(train_arguments("run"));
+  while (!fs::exists(file("run/config.json")) && waitpid(child, nullptr, WNOHANG) == 0) usleep(200);
+  std::error_code problem;
+  const bool early = fs::create_directory(file("run/log.jsonl"), problem);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(early) << "the first epoch was over already";
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+  ASSERT_TRUE(fs::exists(file("run/config.json")));
+  EXPECT_EQ(train::read_json_file(file("run/last/state.json")).at("step"), 0);
+  fs::remove(file("run/log.jsonl"));
+  const Outcome resumed = run_violin({"train", "--resume", file("run")});
+  ASSERT_EQ(resumed.code, 0) << resumed.err;
+  expect_same_tensors(file("run/last/model.safetensors"), file("whole/last/model.safetensors"));
 }
 
 TEST_F(Training, WeightsOfTheBestEpochThatAreGoneAreMissed) {

@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <map>
@@ -374,6 +375,44 @@ TEST_F(Together, ABrokenImageOfValCostsNothingButItself) {
   EXPECT_EQ(train::read_json_file(file("run/result.json")).at("skipped"), 2);
 }
 
+// An epoch meets each image once: what the second process met before the stop nobody meets again.
+TEST_F(Together, BrokenImagesBeforeAStopWithinAnEpochAreCounted) {
+  for (const auto& entry : fs::directory_iterator(file("data/train/class_0")))
+    std::ofstream(entry.path()) << "no image";
+  const Finished stopped = workers("stop_in_epoch");
+  ASSERT_EQ(stopped.code, 0) << stopped.err;
+  EXPECT_EQ(train::read_json_file(file("together") + "/last/state.json").at("step"), 4);
+  const Finished resumed = mpirun(violin({"--resume", file("together")}));
+  ASSERT_EQ(resumed.code, 0) << resumed.err;
+  EXPECT_EQ(train::read_json_file(file("together") + "/result.json").at("skipped"), 10);
+}
+
+TEST_F(Together, NumbersOfThreadsMayDifferAndAreThoseOfTheSameNumberOfProcesses) {
+  const auto with_threads = [&](std::vector<std::string> command, const char* threads) {
+    *(std::find(command.begin(), command.end(), "--threads") + 1) = threads;
+    return command;
+  };
+  const auto resume = [&](const std::string& run, int processes) {
+    const Finished resumed = mpirun({VIOLIN_BINARY, "train", "--workers", "1", "--resume", file(run)}, processes);
+    EXPECT_EQ(resumed.code, 0) << resumed.err;
+    return resumed.err;
+  };
+  const std::string words = ", as the run began";
+
+  std::vector<std::string> command = with_threads(new_run("mixed", "1"), "1");
+  const std::vector<std::string> second = with_threads(new_run("mixed", "1"), "2");
+  command.insert(command.end(), {":", "-n", "1"});
+  command.insert(command.end(), second.begin(), second.end());
+  const Finished mixed = mpirun(command, 1);
+  ASSERT_EQ(mixed.code, 0) << mixed.err;
+  EXPECT_EQ(train::read_json_file(file("mixed/config.json")).at("threads"), 0);
+
+  ASSERT_EQ(mpirun(with_threads(new_run("run", "1"), "3")).code, 0);
+  EXPECT_NE(resume("run", 2).find("--threads 3" + words), std::string::npos);
+  EXPECT_EQ(resume("run", 1).find(words), std::string::npos);
+  EXPECT_EQ(resume("run", 4).find(words), std::string::npos);
+}
+
 TEST_F(Together, ARunWhoseBestWeightsAreGoneGoesOn) {
   ASSERT_EQ(mpirun(new_run("run", "1")).code, 0);
   fs::remove(file("run/result.json"));
@@ -458,6 +497,7 @@ int worker(const std::string& what, const fs::path& folder) {
     }
     train::Request request = small_request(folder);
     if (what == "whole") request.options.accumulate = 2;
+    if (what == "stop_in_epoch") request.options.epochs = 1;
     train::Prepared prepared = train::prepare(request);
     // Weights that only the first one has must reach the others.
     if (!processes->first()) {
@@ -468,7 +508,7 @@ int worker(const std::string& what, const fs::path& folder) {
     train::TrainerOptions options;
     options.workers = 1;
     options.processes = processes.get();
-    options.stop_after_steps = what == "stop" ? 7 : 0;
+    options.stop_after_steps = what == "stop" ? 7 : what == "stop_in_epoch" ? 4 : 0;
     StopsWhereItEvaluates listener;
     if (what == "stop_evaluating") {
       options.stop = &listener.stop;

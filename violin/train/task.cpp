@@ -75,6 +75,7 @@ nlohmann::ordered_json to_json(const Task& task) {
           {"weights", task.weights.empty() ? "" : std::filesystem::absolute(task.weights).lexically_normal().string()},
           {"branch", task.branch},
           {"threads", task.threads},
+          {"processes", task.processes},
           {"options", to_json(task.options)},
           {"peak_lr", task.options.peak_lr()},
           {"model", nn::to_json(task.model)},
@@ -90,6 +91,7 @@ Task task_from_json(const json& object) {
     task.weights = object.at("weights").get<std::string>();
     task.branch = object.value("branch", "");
     task.threads = object.value("threads", 0);
+    task.processes = object.value("processes", std::int64_t{1});
     task.fingerprint = object.at("fingerprint").get<std::string>();
     task.classes = object.at("classes").get<std::vector<std::string>>();
     merge_json(object.at("options"), task.options);

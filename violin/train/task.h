@@ -34,7 +34,10 @@ struct Task {
   std::filesystem::path data;
   std::filesystem::path weights;
   std::string branch;  // of the weights file
-  int threads = 0;     // of tensor operations, where a number was asked for: another one rounds differently
+  // Threads of tensor operations, where a number was asked for, the same in all processes: with another one, or with
+  // another number of processes, sums round differently.
+  int threads = 0;
+  std::int64_t processes = 1;
   Options options;
   nn::ModelConfig model;            // what is trained, complete
   data::EvalOptions preprocessing;  // travels with the weights

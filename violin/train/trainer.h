@@ -94,6 +94,7 @@ class Trainer {
   Outcome train();
 
   const nn::Model& model() const { return model_; }
+  std::int64_t steps() const { return state_.step; }  // of all calls
 
  private:
   struct State {
@@ -114,7 +115,7 @@ class Trainer {
   at::Tensor forward_backward(const at::Tensor& images, const at::Tensor& labels, const at::Tensor& targets,
                               const at::Tensor& draws);
   at::Tensor drop_draws(std::int64_t own) const;
-  void collect_skipped();                                           // of all processes
+  void collect_skipped();                                           // of all processes, which all call it
   bool end_epoch(double epoch_seconds, std::int64_t epoch_images);  // false: stopped while it was evaluated
   // What a process wants done after a step; with several, what any of them wants.
   struct Wishes {
