@@ -116,35 +116,34 @@ def storage(x):
     return whole.data_ptr(), whole.nbytes()
 
 
+def start_emulator(lib):
+    """Gives the emulated device of a library that was built with emulator/ its programs."""
+    lib.emulator_error.restype = ctypes.c_char_p
+    lib.emulator_allow.argtypes = [PTR, ctypes.c_size_t]
+    lib.emulator_order.argtypes = [ctypes.c_uint64]
+    lib.emulator_ptx_list.restype = ctypes.c_char_p
+    with open(lib.emulator_ptx_list().decode()) as files:
+        for path in files.read().split("\n"):
+            if path and lib.emulator_load(path.encode()):
+                raise RuntimeError(lib.emulator_error().decode())
+
+
 class Kernels:
     def __init__(self, library):
         self.lib = ctypes.CDLL(library)
         self.emulated = hasattr(self.lib, "emulator_load")
         self.device = "cpu" if self.emulated else "cuda"
         if self.emulated:
-            self._start_emulator()
+            start_emulator(self.lib)
         for name in ("attention_forward", "attention_backward", "decay_mask_forward", "decay_mask_backward",
                      "decay_gain_forward", "decay_gain_backward", "layer_norm_forward", "layer_norm_backward", "column_sums"):
             getattr(self.lib, name + "_scratch").restype = ctypes.c_size_t
-
-    def _start_emulator(self):
-        self.lib.emulator_error.restype = ctypes.c_char_p
-        self.lib.emulator_allow.argtypes = [PTR, ctypes.c_size_t]
-        self.lib.emulator_order.argtypes = [ctypes.c_uint64]
-        self.lib.emulator_ptx_list.restype = ctypes.c_char_p
-        with open(self.lib.emulator_ptx_list().decode()) as files:
-            for path in files.read().split("\n"):
-                if path and self.lib.emulator_load(path.encode()):
-                    raise RuntimeError(self.lib.emulator_error().decode())
 
     def order(self, seed):
         """In which order an emulated device runs its threads and lets copies land; 0: in turns, at once. A real one takes
         its own order."""
         if self.emulated:
             self.lib.emulator_order(seed)
-
-    def processors(self, count):
-        self.lib.emulator_processors(count)
 
     def _run(self, name, p, tensors, *path, poison=False):
         """tensors: all that the kernels may touch."""

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "violin/error.h"
+#include "violin/ops/device.h"
 #include "violin/ops/rows.h"
 
 namespace violin::nn {
@@ -45,7 +46,7 @@ struct LinearFunction : public Function<LinearFunction> {
 };
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  const bool own = bias.defined() && bias.is_cuda() && at::GradMode::is_enabled() && bias.requires_grad() &&
+  const bool own = bias.defined() && ops::on_gpu(bias) && at::GradMode::is_enabled() && bias.requires_grad() &&
                    bias.scalar_type() == at::kFloat && weight.scalar_type() == at::kFloat &&
                    product_type(x) != at::kDouble && bias.numel() % 4 == 0 &&
                    ops::has_row_kernels(bias.narrow(0, 0, 4));

@@ -12,8 +12,8 @@
 #include "violin/curves/curves.h"
 #include "violin/error.h"
 #include "violin/nn/layers.h"
-#include "violin/ops/capture.h"
 #include "violin/ops/decay_gain.h"
+#include "violin/ops/device.h"
 #include "violin/ops/path.h"
 
 namespace violin::nn {
@@ -302,8 +302,8 @@ Mask::State Mask::state() const {
 bool Mask::parameters_on_gpu() const {
   const auto wide = [](const at::Tensor& tensor) { return tensor.defined() && tensor.scalar_type() == at::kDouble; };
   const at::Tensor& decay = beta.defined() ? beta : rate.defined() ? rate : gamma;
-  return decay.is_cuda() && std::none_of(kMaskParameters.begin(), kMaskParameters.end(),
-                                         [&](const auto parameter) { return wide(this->*parameter); });
+  return ops::on_gpu(decay) && std::none_of(kMaskParameters.begin(), kMaskParameters.end(),
+                                            [&](const auto parameter) { return wide(this->*parameter); });
 }
 
 bool Mask::needs_gradient() const {

@@ -7,6 +7,7 @@
 
 #include "violin/ops/attention_backend.h"
 #include "violin/ops/checks.h"
+#include "violin/ops/device.h"
 #include "violin/ops/path.h"
 
 namespace violin::ops {
@@ -32,7 +33,7 @@ std::array<bool, n> needed(AutogradContext* context, const variable_list& saved)
 at::Tensor gain_for(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,
                     const MaybeTensor& bias, const MaybeTensor& gate) {
   at::Tensor table = or_undefined(gain);
-  if (!table.defined() || is_packed_gain(table) || !q.is_cuda() || !at::isReducedFloatingType(q.scalar_type()) ||
+  if (!table.defined() || is_packed_gain(table) || !on_gpu(q) || !at::isReducedFloatingType(q.scalar_type()) ||
       !packs_gains()) {
     return table;
   }

@@ -2,6 +2,8 @@
 
 #include <c10/util/Exception.h>
 
+#include "violin/ops/device.h"
+
 namespace violin::ops {
 namespace {
 
@@ -46,7 +48,7 @@ void check_groups(const char* name, const at::Tensor& table, AttentionSizes& siz
 }
 
 void check_packed_gain(const char* name, const at::Tensor& table, const at::Tensor& q, const AttentionSizes& sizes) {
-  TORCH_CHECK_TYPE(std::string_view(name) == "gain" && (q.is_cuda() || q.is_meta()) &&
+  TORCH_CHECK_TYPE(std::string_view(name) == "gain" && (on_gpu(q) || q.is_meta()) &&
                        at::isReducedFloatingType(q.scalar_type()) &&
                        table.scalar_type() == packed_type(q.scalar_type()),
                    "violin::attention: ", name, " is packed (", table.scalar_type(), ") beside q of ", q.scalar_type(),

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "violin/ops/device.h"
 #include "violin/ops/path.h"
 
 namespace violin::ops {
@@ -143,7 +144,7 @@ TORCH_LIBRARY_IMPL(violin, Autograd, library) {
 }  // namespace
 
 bool packs_decay_gains(const at::Tensor& log_decay, std::int64_t axes, at::ScalarType dtype) {
-  return log_decay.is_cuda() && log_decay.scalar_type() == at::kFloat && log_decay.dim() == 2 && axes == 1 &&
+  return on_gpu(log_decay) && log_decay.scalar_type() == at::kFloat && log_decay.dim() == 2 && axes == 1 &&
          at::isReducedFloatingType(dtype) && packs_gains();
 }
 

@@ -3,16 +3,12 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <cuda_runtime_api.h>
 
 namespace violin::ops {
 
 // The stream comes through torch's generic interface, so that this compiles with a CPU build of torch too.
-inline cudaStream_t current_stream(const at::Device& device) {
-  const c10::impl::VirtualGuardImpl guard(device.type());
-  return static_cast<cudaStream_t>(guard.getStream(device).native_handle());
-}
+cudaStream_t current_stream(const at::Device& device);
 inline cudaStream_t current_stream(const at::Tensor& tensor) {
   return current_stream(tensor.device());
 }

@@ -3,6 +3,7 @@
 
 #include "violin/kernels/cuda/rows.h"
 #include "violin/ops/attention_backend.h"
+#include "violin/ops/device.h"
 #include "violin/ops/device_cuda.h"
 #include "violin/ops/path.h"
 #include "violin/ops/rows.h"
@@ -26,7 +27,7 @@ at::Tensor in_float(const at::Tensor& x) {
 
 bool has_row_kernels(const at::Tensor& x) {
   const at::ScalarType type = x.scalar_type();
-  return x.is_cuda() && x.dim() > 0 && x.size(-1) % 4 == 0 && x.size(-1) <= cuda::kMostNormColumns &&
+  return on_gpu(x) && x.dim() > 0 && x.size(-1) % 4 == 0 && x.size(-1) <= cuda::kMostNormColumns &&
          (type == at::kFloat || type == at::kBFloat16 || type == at::kHalf) &&
          choose_path(at::kCUDA) != Path::kReference;
 }

@@ -1,7 +1,7 @@
 // Without CUDA kernels: nothing is available.
 #include <c10/util/Exception.h>
 
-#include "violin/ops/capture.h"
+#include "violin/ops/device.h"
 #include "violin/ops/rows.h"
 
 namespace violin::ops {

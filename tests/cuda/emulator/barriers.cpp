@@ -1,4 +1,6 @@
 // What threads of a warp, a block or a cluster do together, but for products: barriers, shuffles, votes.
+#include <utility>
+
 #include "machine.h"
 
 namespace violin::emulator {
@@ -13,18 +15,10 @@ void Block::settle(SharedBarrier& b) {
   if (b.pending != 0 || b.bytes != 0) return;
   b.phase ^= 1;
   b.pending = b.count;
-  std::vector<SharedBarrier::Waiter> still;
-  for (const auto& w : b.waiters) {
-    if (w.parity == b.phase) {
-      still.push_back(w);
-      continue;
-    }
-    w.thread->r[w.result] = 1;
-    ++w.thread->next;
-    w.thread->waits_at = nullptr;
-    cluster->wake(*w.thread);
+  for (Thread* waiter : std::exchange(b.waiters, {})) {
+    waiter->waits_at = nullptr;
+    cluster->wake(*waiter);
   }
-  b.waiters = std::move(still);
 }
 
 void Block::settle(NamedBarrier& b) {
@@ -244,6 +238,7 @@ bool decode_barrier(const Statement& s, Instruction& i) {
   }
   if (name == "vote" && s.opcode.at(1) == "sync") {
     const std::string& how = s.opcode[2];
+    if (how != "all" && how != "any" && how != "ballot") return false;
     i.number = how == "all" ? 0 : how == "any" ? 1 : 2;
     i.slots = {s.operands.at(0).slot, s.operands.at(1).slot};
     i.negated = s.operands[1].negated;

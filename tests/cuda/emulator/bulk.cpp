@@ -20,7 +20,9 @@ Step make_barrier(Thread& t, const Instruction& i) {
   if (count < 1) t.fail("a barrier for " + std::to_string(count) + " threads");
   SharedBarrier b;
   b.count = b.pending = count;
-  block_at(t, address).shared_barriers[offset_of(address)] = b;
+  Block& block = block_at(t, address);
+  block.shared_barriers[offset_of(address)] = b;
+  std::memset(block.written.data() + offset_of(address), kBarrier, 8);
   return Step::kNext;
 }
 
@@ -28,6 +30,7 @@ Step make_barrier(Thread& t, const Instruction& i) {
 Step arrive(Thread& t, const Instruction& i) {
   const std::uint32_t address = t.get<std::uint32_t>(i.slots[0]) + static_cast<std::uint32_t>(i.number);
   Block& block = block_at(t, address);
+  if (block.alive == 0) t.fail("an arrival at a barrier of a block that has ended");
   SharedBarrier& b = block.barrier_at(t, offset_of(address));
   if (i.slots[1] >= 0) b.bytes += t.get<std::uint32_t>(i.slots[1]);
   if (b.pending == 0) t.fail("more arrivals at a barrier than it expects");
@@ -47,7 +50,7 @@ Step try_wait(Thread& t, const Instruction& i) {
     t.r[i.slots[0]] = 1;
     return Step::kNext;
   }
-  b.waiters.push_back({&t, parity, i.slots[0]});
+  b.waiters.push_back(&t);
   t.waits_at = &i;
   return Step::kWaiting;
 }
@@ -57,13 +60,16 @@ Step address_in_block(Thread& t, const Instruction& i) {
   return Step::kNext;
 }
 
-void write_shared(Block& block, std::uint32_t offset, const unsigned char* from, std::size_t bytes) {
+void write_shared(const Thread& t, Block& block, std::uint32_t offset, const unsigned char* from, std::size_t bytes) {
+  if (std::memchr(block.written.data() + offset, kBarrier, bytes) != nullptr) t.fail("a bulk copy over a barrier");
   std::memcpy(block.shared.data() + offset, from, bytes);
-  std::memset(block.written.data() + offset, 1, bytes);
+  std::memset(block.written.data() + offset, kWritten, bytes);
   std::fill_n(block.unfenced.begin() + offset, bytes, std::uint16_t{0});
 }
 
 void complete(Thread& t, Block& block, std::uint32_t barrier, std::size_t bytes) {
+  if (block.alive == 0) t.fail("a bulk copy to a block that has ended");
+  --block.loads_on_their_way;
   SharedBarrier& b = block.barrier_at(t, barrier);
   b.bytes -= static_cast<std::int64_t>(bytes);
   block.settle(b);
@@ -80,8 +86,11 @@ Step copy_bytes(Thread& t, const Instruction& i) {
   if (!t.block->cluster->launch().memory->allows(from, bytes)) {
     t.fail("a bulk copy of " + std::to_string(bytes) + " bytes from outside of all tensors");
   }
+  if (t.get<std::uint32_t>(i.slots[0]) >> 24 || t.get<std::uint32_t>(i.slots[3]) >> 24)
+    t.fail("a bulk copy to another block");
+  ++t.block->loads_on_their_way;
   t.block->cluster->later([&t, to, from, bytes, barrier] {
-    write_shared(*t.block, to, reinterpret_cast<const unsigned char*>(from), bytes);
+    write_shared(t, *t.block, to, reinterpret_cast<const unsigned char*>(from), bytes);
     complete(t, *t.block, barrier, bytes);
   });
   return Step::kNext;
@@ -97,6 +106,7 @@ struct Box {
       : map(reinterpret_cast<const TensorMap*>(t.r[map_slot])), shared(offset_of(address)) {
     if (map->mark != kMapMark) t.fail("an address that is none of a tensor map");
     for (std::size_t n = 0; n < 4; ++n) at[n] = t.get<std::int32_t>(list[n]);
+    if (at[0] < 0) t.fail("a box that begins before its rows");
     if (shared % 128 != 0) t.fail("a box at a shared address that is no multiple of 128");
     if (map->swizzle == 128 && map->box[0] * map->element != 128)
       t.fail("rows of a swizzled box that are not 128 bytes");
@@ -139,6 +149,7 @@ Step load_box(Thread& t, const Instruction& i) {
   }
   for (int rank = 0; rank < t.block->cluster->size(); ++rank) {
     if (!(blocks >> rank & 1)) continue;
+    ++t.block->cluster->block(rank).loads_on_their_way;
     t.block->cluster->later([&t, box, barrier, rank] {
       Block& block = t.block->cluster->block(rank);
       const unsigned char zeros[16] = {};
@@ -146,9 +157,9 @@ Step load_box(Thread& t, const Instruction& i) {
         const auto [address, bytes] = box.row(n);
         for (std::size_t c = 0; c < box.row_bytes(); c += 16) {
           const std::size_t present = std::min<std::size_t>(16, c < bytes ? bytes - c : 0);
-          write_shared(block, box.place(n, c), zeros, 16);
+          write_shared(t, block, box.place(n, c), zeros, 16);
           if (present > 0)
-            write_shared(block, box.place(n, c), reinterpret_cast<const unsigned char*>(address) + c, present);
+            write_shared(t, block, box.place(n, c), reinterpret_cast<const unsigned char*>(address) + c, present);
         }
       }
       complete(t, block, barrier, box.bytes());
@@ -241,6 +252,7 @@ bool decode_shared_barrier(const Statement& s, Instruction& i) {
     i.run = make_barrier;
   } else if (s.has("arrive")) {
     if (operand(0).kind != Operand::Kind::kNothing) return false;
+    if (s.operands.size() != (s.has("expect_tx") ? 3u : 2u)) return false;  // a count
     i.slots = {operand(1).slot, s.has("expect_tx") ? operand(2).slot : -1};
     i.number = operand(1).offset;
     i.run = arrive;

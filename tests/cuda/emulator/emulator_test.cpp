@@ -238,6 +238,52 @@ TEST(Emulator, FindsBarriersThatNobodyMadeOrThatNobodyArrivesAt) {
             std::string::npos);
 }
 
+TEST(Emulator, FindsWritesToBarriersAndBlocksThatEndTooEarly) {
+  const std::string make = "mov.u32 %r1, memory; mbarrier.init.shared.b64 [%r1], 1;\n";
+  EXPECT_NE(run_body(make + "st.shared.u32 [%r1+4], 1;", {.shared = 16}).error.find("a write to a barrier"),
+            std::string::npos);
+  // A copy that nobody awaits.
+  const std::string copy =
+      "mov.u32 %r2, memory; add.s32 %r3, %r2, 16; st.global.u32 [%out], 1; mbarrier.arrive.expect_tx.shared.b64 _, "
+      "[%r1], 16;\n"
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r3], [%out], 16, [%r1];";
+  EXPECT_NE(run_body(make + copy, {.shared = 32, .order = 1}).error.find("ends before its bulk copies"),
+            std::string::npos);
+  // An arrival at a block that may have ended.
+  const std::string arrive =
+      "mov.u32 %r4, %cluster_ctarank; xor.b32 %r5, %r4, 1; barrier.cluster.arrive.aligned; "
+      "barrier.cluster.wait.aligned;\n"
+      "mapa.shared::cluster.u32 %r6, %r1, %r5; mbarrier.arrive.shared::cluster.b64 _, [%r6];";
+  const Setting pair{.blocks = 2, .cluster = 2, .shared = 16};
+  EXPECT_NE(run_body(make + arrive, pair).error.find("a block that has ended"), std::string::npos);
+}
+
+// Two warps and one place: thread 0 reads what the last copy of thread 32 has brought, which copies again after a
+// barrier or without one.
+TEST(Emulator, FindsCopiesOverWhatIsStillRead) {
+  const auto refill = [](const std::string& barrier) {
+    return "mov.u32 %r1, memory; mov.u32 %r3, %tid.x; setp.ne.u32 %p0, %r3, 32; setp.ne.u32 %p1, %r3, 0;\n"
+           "add.s64 %x1, %out, 16; add.s64 %x2, %out, 32;\n"
+           "@!%p0 st.global.u32 [%out+16], 7; @!%p0 cp.async.ca.shared.global [%r1], [%x1], 4, 4;\n"
+           "@!%p0 cp.async.wait_all; bar.sync 0;\n"
+           "@!%p1 bra read;\n" +
+           barrier +
+           "@!%p0 st.global.u32 [%out+32], 8; @!%p0 cp.async.ca.shared.global [%r1], [%x2], 4, 4;\n"
+           "@!%p0 cp.async.wait_all; bra end;\n"
+           "read: ld.shared.u32 %r6, [%r1]; add.s32 %r6, %r6, 0;\n" +
+           barrier + "st.global.u32 [%out], %r6;\nend:";
+  };
+  int wrong = 0;
+  for (std::uint64_t order = 0; order <= 16; ++order) {
+    const Setting setting{.threads = 64, .shared = 16, .order = order};
+    const Result safe = run_body(refill("bar.sync 1;\n"), setting);
+    ASSERT_EQ(safe.error, "");
+    EXPECT_EQ(safe.out[0], 7u);
+    wrong += run_body(refill(""), setting).out[0] == 8;
+  }
+  EXPECT_GT(wrong, 0);
+}
+
 TEST(Emulator, BlocksOfAClusterArriveAtEachOthersBarriers) {
   const std::string body =
       "mov.u32 %r1, memory; mbarrier.init.shared.b64 [%r1], 1; mov.u32 %r2, %cluster_ctarank; xor.b32 %r3, %r2, 1;\n"
@@ -328,6 +374,15 @@ TEST(Emulator, FindsAMissingFenceBeforeProducts) {
   // A fence somewhere in the kernel, but not by the thread that has written.
   const Result r = run_body(product("", "fence.proxy.async.shared::cta;\n"), kProduct);
   EXPECT_NE(r.error.find("without a fence for the async proxy"), std::string::npos) << r.error;
+}
+
+TEST(Emulator, FindsProductsInAKernelWithoutAnyFence) {
+  const std::string error = run_body(product("", ""), kProduct).error;
+  EXPECT_NE(error.find("without a fence for the async proxy"), std::string::npos) << error;
+  std::string unfenced = product("fence.proxy.async.shared::cta;\n", "");
+  const std::string fence = "wgmma.fence.sync.aligned;\n";
+  unfenced.erase(unfenced.find(fence), fence.size());
+  EXPECT_NE(run_body(unfenced, kProduct).error.find("without a fence since the last wait"), std::string::npos);
 }
 
 TEST(Emulator, FindsOperandsThatChangeBeforeTheyAreRead) {

@@ -24,12 +24,12 @@ void Memory::forget() {
 }
 
 bool Memory::allows(std::uint64_t address, std::size_t bytes) const {
-  if (address >= begin_ && address + bytes <= end_) return true;
+  if (address >= begin_ && address < end_) return bytes <= end_ - address;
   auto at = ranges_.upper_bound(address);
   if (at == ranges_.begin()) return false;
   --at;
   begin_ = at->first, end_ = at->second;
-  return address + bytes <= at->second;
+  return address < end_ && bytes <= end_ - address;
 }
 
 void Thread::fail(const std::string& what) const {
@@ -124,8 +124,9 @@ unsigned char* shared_bytes(Thread& t, std::uint32_t address, std::size_t bytes,
            " of " + std::to_string(block.shared.size()));
   }
   if (write) {
-    std::memset(block.written.data() + offset, 1, bytes);
-    if (t.program->fences_async) {
+    if (std::memchr(block.written.data() + offset, kBarrier, bytes) != nullptr) t.fail("a write to a barrier");
+    std::memset(block.written.data() + offset, kWritten, bytes);
+    if (t.block->cluster->launch().program->reads_async) {
       std::fill_n(block.unfenced.begin() + offset, bytes, static_cast<std::uint16_t>(t.id + 1));
       t.unfenced.emplace_back(offset, static_cast<std::uint32_t>(bytes));
     }
@@ -299,6 +300,8 @@ void Cluster::exit(Thread& t) {
   t.exited = true;
   Block& b = *t.block;
   --b.alive;
+  if (b.alive == 0 && b.loads_on_their_way > 0) t.fail("a block that ends before its bulk copies");
+  if (t.in_cluster_barrier) t.fail("a thread that ends between its arrival at the cluster's barrier and its wait");
   t.warp->alive &= ~(1u << t.lane);
   for (std::size_t m = t.warp->meetings.size(); m-- > 0;) {
     Warp::Meeting& meeting = t.warp->meetings[m];
@@ -374,7 +377,7 @@ Program decode(const std::shared_ptr<const Function>& function,
     i.guard_negated = s.guard_negated;
     for (const Operand& o : s.operands) add_slots(o, i.touches);
     i.awaits_loads = awaits_loads(s);
-    program.fences_async = program.fences_async || (s.opcode[0] == "fence" && s.has("async"));
+    program.reads_async = program.reads_async || s.has("mma_async") || (s.opcode[0] == "cp" && s.has("bulk_group"));
     const std::string& name = s.opcode[0];
     if (name == "bra") {
       const auto label = function->labels.find(s.operands.at(0).name);

@@ -49,7 +49,7 @@ struct Instruction {
 struct Program {
   std::shared_ptr<const Function> function;
   std::vector<Instruction> code;
-  bool fences_async = false;  // has fences for the async proxy
+  bool reads_async = false;  // shared memory, through the async proxy: then writes need fences for it
 };
 
 // Decoders, by what instructions do. Each returns false where an instruction is not its own.
@@ -77,11 +77,7 @@ class Memory {
 struct SharedBarrier {
   std::int64_t count = 0, pending = 0, bytes = 0;
   int phase = 0;
-  struct Waiter {
-    Thread* thread;
-    int parity, result;  // slot of the predicate
-  };
-  std::vector<Waiter> waiters;
+  std::vector<Thread*> waiters;  // ask again when the phase has ended
 };
 
 // A barrier of the hardware, for all or some threads of a block.
@@ -115,6 +111,7 @@ struct Warp {
     std::uint32_t expected, arrived;
   };
   std::vector<Meeting> meetings;
+  bool fenced = false;                             // for products, since the last wait for some
   std::vector<PendingProduct> open;                // products since the last commit
   std::deque<std::vector<PendingProduct>> groups;  // committed, oldest first
 
@@ -185,6 +182,8 @@ struct Thread {
   [[noreturn]] void fail(const std::string& what) const;
 };
 
+constexpr unsigned char kWritten = 1, kBarrier = 2;
+
 struct Block {
   Cluster* cluster = nullptr;
   int rank = 0;  // in the cluster
@@ -193,8 +192,9 @@ struct Block {
   std::vector<Thread> threads;
   std::vector<Warp> warps;
   std::vector<unsigned char> shared;
-  std::vector<unsigned char> written;   // per byte
+  std::vector<unsigned char> written;   // per byte: kWritten or kBarrier
   std::vector<std::uint16_t> unfenced;  // per byte: 1 + thread that wrote it without a fence since
+  int loads_on_their_way = 0;           // bulk copies to this block
   std::array<NamedBarrier, 16> barriers;
   std::unordered_map<std::uint32_t, SharedBarrier> shared_barriers;
 
@@ -216,7 +216,7 @@ struct Launch {
 };
 
 // In which order threads run and copies land. 0: threads in turns, copies at once. Others: seeds of a random order, in
-// which copies land late.
+// which copies land late and loads from shared memory come when they are used. Clusters run one after the other.
 struct Order {
   std::uint64_t seed = 0;
 };

@@ -130,6 +130,7 @@ template <Widen kWiden>
 void multiply(Warp& warp, std::uint32_t lanes, const Instruction& i) {
   need_all(warp, lanes);
   Thread& first = lane_of(warp, 0);
+  if (!warp.fenced) first.fail("a product without a fence since the last wait");
   const int columns = static_cast<int>(i.number);
   const int rows_from = first.id / 32 % 4 * 16;
   float a[16][16];
@@ -196,6 +197,11 @@ void multiply(Warp& warp, std::uint32_t lanes, const Instruction& i) {
   warp.open.push_back(std::move(pending));
 }
 
+void fence(Warp& warp, std::uint32_t lanes, const Instruction&) {
+  need_all(warp, lanes);
+  warp.fenced = true;
+}
+
 void commit(Warp& warp, std::uint32_t lanes, const Instruction&) {
   need_all(warp, lanes);
   warp.groups.push_back(std::move(warp.open));
@@ -205,6 +211,7 @@ void commit(Warp& warp, std::uint32_t lanes, const Instruction&) {
 void await(Warp& warp, std::uint32_t lanes, const Instruction& i) {
   need_all(warp, lanes);
   const Thread& t = lane_of(warp, 0);
+  warp.fenced = false;
   while (warp.groups.size() > t.get<std::uint32_t>(i.slots[0])) {
     for (const PendingProduct& p : warp.groups.front()) {
       for (const auto& piece : p.pieces) {
@@ -220,7 +227,7 @@ void await(Warp& warp, std::uint32_t lanes, const Instruction& i) {
 
 bool decode_wgmma(const Statement& s, Instruction& i) {
   if (s.has("fence")) {
-    make_meeting(i, [](Warp& warp, std::uint32_t lanes, const Instruction&) { need_all(warp, lanes); }, -1);
+    make_meeting(i, fence, -1);
     return true;
   }
   if (s.has("commit_group")) {

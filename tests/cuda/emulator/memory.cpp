@@ -114,14 +114,20 @@ void land(Thread& t, const AsyncCopy& copy) {
   }
 }
 
-// cp.async lands when it is awaited: who reads before that reads what was there.
+// cp.async lands at once, or where the order is random when it is awaited: who lets it overwrite what others still read
+// is found out by the one, who reads too early by the other.
 Step copy(Thread& t, const Instruction& i) {
   const int bytes = t.get<std::int32_t>(i.slots[3]);
   const int present = i.slots[2] < 0 ? bytes : static_cast<int>(t.get<std::uint32_t>(i.slots[2]));
   const std::uint64_t from = t.r[i.slots[1]];
   if (from % static_cast<std::uint64_t>(bytes) != 0) t.fail("a copy from an address that is not aligned");
   if (present > bytes) t.fail("a copy of more than there is room for");
-  t.copies.push_back({t.get<std::uint32_t>(i.slots[0]), from, bytes, present});
+  const AsyncCopy copy{t.get<std::uint32_t>(i.slots[0]), from, bytes, present};
+  if (t.block->cluster->in_order()) {
+    land(t, copy);
+  } else {
+    t.copies.push_back(copy);
+  }
   return Step::kNext;
 }
 Step commit(Thread& t, const Instruction&) {

@@ -16,6 +16,7 @@ namespace violin::emulator {
 namespace {
 
 constexpr std::size_t kMostShared = 227 * 1024;
+constexpr int kProcessors = 4;  // few, so that small problems have several rounds
 
 class Device {
  public:
@@ -53,7 +54,6 @@ class Device {
       }
       if (grid.x == 0 || grid.y == 0 || grid.z == 0 || threads == 0) throw Error(f.name + ": an empty grid");
       run(launch, order);
-      ++launches;
     } catch (const std::exception& problem) {
       if (error.empty()) error = problem.what();
       return last = cudaErrorLaunchFailure;
@@ -61,7 +61,12 @@ class Device {
     return cudaSuccess;
   }
   cudaError_t allow_shared(const void* host, std::size_t bytes) {
-    if (bytes > kMostShared) return last = cudaErrorInvalidValue;
+    try {
+      if (bytes + program_of(host).function->static_shared > kMostShared) return last = cudaErrorInvalidValue;
+    } catch (const std::exception& problem) {
+      if (error.empty()) error = problem.what();
+      return last = cudaErrorInvalidValue;
+    }
     // On a real device other threads may launch the kernel between this call and its launch.
     if (dynamic_shared_.try_emplace(host, bytes).first->second != bytes) {
       if (error.empty()) error = names_[host] + ": a limit of shared memory that changes from launch to launch";
@@ -81,10 +86,8 @@ class Device {
 
   Memory memory;
   Order order;
-  int processors = 4;  // few, so that small problems have several rounds
   std::string error;
   cudaError_t last = cudaSuccess;
-  std::int64_t launches = 0;
   struct Configuration {
     dim3 grid, block;
     std::size_t shared;
@@ -219,7 +222,7 @@ cudaError_t cudaDriverGetVersion(int* version) {
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   switch (attribute) {
     case cudaDevAttrMultiProcessorCount:
-      *value = Device::one().processors;
+      *value = violin::emulator::kProcessors;
       return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
       *value = static_cast<int>(violin::emulator::kMostShared);
@@ -272,12 +275,6 @@ void emulator_forget() {
 }
 void emulator_order(std::uint64_t seed) {
   Device::one().order.seed = seed;
-}
-void emulator_processors(int count) {
-  Device::one().processors = count;
-}
-std::int64_t emulator_launches() {
-  return Device::one().launches;
 }
 // What went wrong since the last call, or an empty string.
 const char* emulator_error() {
