@@ -216,18 +216,20 @@ def check_wanted(kernels):
 
 
 def check_not_numbers(kernels):
-    """A gain that is not a number reaches the rows that it stands in, and no others of the output."""
+    """A gain that is not a number reaches the rows that it stands in, and no others of the output, and all keys of its head."""
     failures = 0
-    for dtype, path in itertools.product((torch.bfloat16, torch.float16), (80, 90)):
+    for dtype, path in (*itertools.product((torch.bfloat16, torch.float16), (80, 90)), (torch.float32, 80)):
         q, k, v = torch.randn(2, 130, 3, 2, 64, device=kernels.device).to(dtype).permute(2, 0, 3, 1, 4)
         gain = torch.rand(1, 2, 130, 130, device=kernels.device)
         gain[0, 1, 100, 7] = math.nan
-        out, _ = kernels.forward(q, k, v, gain, path=path)
+        out, lse = kernels.forward(q, k, v, gain, path=path)
+        dv = kernels.backward(q, k, v, out, lse, torch.ones_like(out), gain, path=path)[2]
         rows = out.isnan().any(-1)  # [B,h,N]
         # Beside float16 the whole tile of 64 x 64 is none.
         expected = torch.zeros_like(rows)
         expected[:, 1, 64:128] = True
-        if not bool(rows[:, 1, 100].all()) or bool((rows & ~expected).any()):
+        reached = bool(rows[:, 1, 100].all()) and bool(lse[:, 1, 100].isnan().all()) and bool(dv[:, 1].isnan().all())
+        if not reached or bool((rows & ~expected).any()):
             failures += 1
             print("FAIL not a number", dtype, f"sm{path}", flush=True)
     return failures

@@ -168,12 +168,12 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
   for (int a = 0; a < M; ++a) {
     T t = total[a];
     for (int s = 8; s > 0; s /= 2) t += __shfl_xor_sync(0xffffffffu, t, s);
-    const T inverse = t > 0 ? T(1) / t : T(0);
+    const T inverse = t == 0 ? T(0) : T(1) / t;  // and not a number where t is none
 #pragma unroll
     for (int s = 0; s < kMaxDimSteps; ++s) sum[a][s] *= inverse;
     const int i = i0 + ty + 16 * a;
     if (tx == 0 && i < nq) {
-      static_cast<T*>(p.lse)[(b * p.shape.heads + h) * nq + i] = t > 0 ? maximum[a] + log(t) : -infinity<T>();
+      static_cast<T*>(p.lse)[(b * p.shape.heads + h) * nq + i] = t == 0 ? -infinity<T>() : maximum[a] + log(t);
     }
   }
   store<T, M>(sum, head_of<T>(p.out, b, h), p.out.token, i0, nq, d, T(1));

@@ -139,11 +139,11 @@ __global__ void __launch_bounds__(kThreads, 2)
       float x = total[m][half];
       x += __shfl_xor_sync(0xffffffffu, x, 1);
       x += __shfl_xor_sync(0xffffffffu, x, 2);
-      inverse[half] = x > 0 ? 1.0f / x : 0.0f;
+      inverse[half] = x == 0 ? 0.0f : 1.0f / x;  // and not a number where x is none
       const int i = row + kTile * m + 8 * half;
       if (lane % 4 == 0 && i < nq) {
         static_cast<float*>(p.lse)[(block.b * p.shape.heads + block.h) * nq + i] =
-            x > 0 ? (maximum[m][half] + log2f(x)) * kLn2 : -INFINITY;
+            x == 0 ? -INFINITY : (maximum[m][half] + log2f(x)) * kLn2;
       }
     }
     store<T, kDim>(sum[m], head_of<T>(p.out, block.b, block.h), p.out.token, row + kTile * m, nq, d, inverse[0],
