@@ -65,6 +65,8 @@ def make(case, dtype, seed, device):
         q, k, v = (rand(B, h, n, d + 1).to(dtype)[..., :d] for n in (nq, nk, nk))
     else:
         q, k, v = (rand(B, h, n, d).to(dtype) for n in (nq, nk, nk))
+    if "n" in tables:
+        q, k = 6 * q.abs(), -6 * k.abs()
     dout = rand(B, nq, h, d).to(dtype).transpose(1, 2)
     wide = torch.promote_types(dtype, torch.float32)
     th = 1 if "1" in tables else h
@@ -126,7 +128,9 @@ CASES = [
     (3, 1, 132, 132, 64, 1, "g", "packed"), (5, 1, 129, 129, 64, 1, "g", "tokens"), (2, 2, 130, 67, 40, 2, "g", "tokens"),
     (17, 1, 70, 70, 64, 1, "m", "packed"), (9, 2, 70, 70, 64, 1, "", "packed"), (17, 1, 65, 65, 128, 1, "g", "packed"),
     (4, 1, 64, 580, 64, 1, "g", "tokens"), (5, 1, 130, 66, 80, 1, "m", "tokens"), (1, 1, 300, 260, 64, 1, "d", "tokens"),
-    (4, 1, 80, 70, 64, 2, "gbs", "tokens"),
+    (4, 1, 80, 70, 64, 2, "gbs", "tokens"), (1, 1, 400, 330, 128, 1, "d", "tokens"), (40, 1, 64, 64, 64, 1, "g", "packed"),
+    # logits so far below 0 that a key past the end would have an infinite weight
+    (2, 1, 70, 70, 64, 1, "n", "plain"),
 ]
 
 
@@ -142,6 +146,8 @@ def check_attention(kernels, repeat, only, tiles):
                                (torch.float32, 80), (torch.float64, 80))):
         name = f"{'x'.join(map(str, case[:6]))} {case[6] or 'none'} {case[7]} {str(dtype)[6:]} sm{path}"
         B, h, nq, nk = case[:4]
+        if dtype == torch.float64 and "n" in case[6]:
+            continue  # the formula has the same bits as the truth there, and logits of 200 have large roundings
         slow = 5 if dtype in (torch.float32, torch.float64) else 1  # without products of whole tiles
         if (only and only not in name) or not small_enough(kernels, slow * B * h * max(nq, 64) * max(nk, 64), tiles):
             continue
@@ -289,7 +295,7 @@ def check_mask(kernels, only, tiles):
             (1, 2, 3, 2, 60, 12, 2, 1, 1, 1, 0, torch.float32), (0, 1, 2, 2, 400, 3, 1, 0, 1, 1, 0, torch.float32)]:
         name = (f"mask ranks{spread} G{G} C{C} A{A} N{N} h{h} P{prefix} axis{per_axis} w{weighted} cls{learned} "
                 f"log{log_space} {dtype}")
-        if (only and only not in name) or not small_enough(kernels, G * h * C * (prefix + N) ** 2, tiles):
+        if (only and only not in name) or not small_enough(kernels, G * h * C * (prefix + N) ** 2 // 3, tiles):
             continue
         g = torch.Generator(kernels.device).manual_seed(7)
         ranks = torch.stack([torch.randperm(max(spread, 1) * N, generator=g, device=kernels.device)[:N] for _ in range(G * C * A)])
@@ -312,7 +318,9 @@ def check_mask(kernels, only, tiles):
         ref, base = reference(torch.float64), reference(dtype)
         args = (ranks, leaves[0], leaves[1], prefix, leaves[2], bool(log_space))
         ours = [kernels.mask_forward(*args), *kernels.mask_backward(dout, *args)]
+        kernels.order(3)
         again = [kernels.mask_forward(*args), *kernels.mask_backward(dout, *args)]
+        kernels.order(0)
         tiny = 3e-7 if dtype == torch.float32 else 1e-14
         row = []
         for n, x, r, p, y in zip(("out", "dlog_decay", "dweight", "dprefix"), ours, ref, base, again):
@@ -369,9 +377,10 @@ def check_gain(kernels, only, tiles):
             (1, 1, 8, 1024, 3, 1, 1, 1, 1, 1, torch.bfloat16), (1, 1, 8, 1024, 3, 0, 1, 0, 1, 0, torch.float16),
             (4, 2, 3, 60, 5, 2, 1, 1, 1, 1, torch.float16), (1, 1, 1, 1, 1, 0, 0, 0, 1, 0, torch.bfloat16),
             (1, 1, 19, 150, 2, 70, 1, 1, 1, 0, torch.float16), (0, 3, 9, 300, 4, 5, 1, 1, 1, 0, torch.bfloat16),
-            (1, 1, 2, 4096, 1, 0, 0, 0, 1, 0, torch.bfloat16), (1, 1, 4, 64, 2, 0, 0, 0, 1, 1, torch.bfloat16)]:
+            (1, 1, 2, 4096, 1, 0, 0, 0, 1, 0, torch.bfloat16), (1, 1, 4, 64, 2, 0, 0, 0, 1, 1, torch.bfloat16),
+            (1, 1, 2, 200, 3, 1, 0, 1, 1, 0, torch.bfloat16), (1, 1, 9, 70, 2, 70, 1, 1, 1, 0, torch.bfloat16)]:
         name = f"gain ranks{spread} G{G} C{C} N{N} h{h} P{prefix} w{weighted} cls{learned} alpha{scaled} +{offset} {dtype}"
-        if (only and only not in name) or not small_enough(kernels, G * h * C * (prefix + N) ** 2, tiles):
+        if (only and only not in name) or not small_enough(kernels, G * h * C * (prefix + N) ** 2 // 3, tiles):
             continue
         g = torch.Generator(kernels.device).manual_seed(7)
         ranks = torch.stack([torch.randperm(max(spread, 1) * N, generator=g, device=kernels.device)[:N] for _ in range(G * C)])
@@ -400,6 +409,7 @@ def check_gain(kernels, only, tiles):
         row = [] if wrong <= 0 else [f"out: {wrong:.2e} more than 16 bits may differ"]
         grads = kernels.gain_backward(dgain, *args[:-1])
         # The same from layers of a head each.
+        kernels.order(4)
         again = kernels.gain_backward([x.contiguous() for x in dgain.split(1, 1)], *args[:-1])
         for n, x, r, p, y in zip(("dlog_decay", "dweight", "dprefix", "dalpha"), grads, ref[1:], base[1:], again):
             if x is None:
@@ -410,6 +420,7 @@ def check_gain(kernels, only, tiles):
                 row.append(f"{n} {e:.2e} (plain {pe:.2e}){'' if torch.equal(x, y) else ' bits differ'}")
         if not torch.equal(records, kernels.gain_forward(dtype, *args)):
             row.append("records: bits differ")
+        kernels.order(0)
         if row:
             failures += 1
             print("FAIL", name, "; ".join(row), flush=True)

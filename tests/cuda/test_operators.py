@@ -27,7 +27,7 @@ NAMES = ("out", "dq", "dk", "dv", "dgain", "dbias", "dgate")
 FAILURES = []
 DEVICE = "cuda"
 EMULATED = None  # the library of the emulated device that is used instead of a GPU
-MOST_TILES = 12  # of 64 x 64 logits that a case may have there
+MOST_TILES = 8  # of 64 x 64 logits that a case may have there
 
 
 def on_device(large, small):
@@ -170,8 +170,8 @@ def cases_against_float64():
             continue
         dtype = inputs[0].dtype
         slow = 5 if dtype in (torch.float32, torch.float64) else 1  # without products of whole tiles
-        keys = max(inputs[1].size(2), 64)
-        if slow * inputs[0].size(0) * inputs[0].size(1) * max(inputs[0].size(2), 64) * keys > on_device(math.inf, MOST_TILES << 12):
+        logits = inputs[0].numel() // inputs[0].size(3) * inputs[1].size(2)
+        if slow * logits > on_device(math.inf, MOST_TILES << 12):
             continue
         ours = run(lambda q, k, v, t: torch.ops.violin.attention(q, k, v, *t, scale), inputs, tables, dout, dtype)
         order(number + 1)
@@ -422,6 +422,8 @@ def gradients_by_differences():
                                        (decay, weight, cls)), f"gradcheck of decay_mask, log_space {log_space}")
     args = tuple(t.detach().bfloat16().requires_grad_() for t in (q, k, v)) + (tables[0].detach().float().requires_grad_(),)
     torch.library.opcheck(torch.ops.violin.attention.default, args)
+    if EMULATED:
+        return
     compiled = torch.compile(lambda *a: torch.ops.violin.attention(*a) * 2, fullgraph=True)
     check(torch.equal(compiled(*args), torch.ops.violin.attention(*args) * 2), "compiled equals eager")
 

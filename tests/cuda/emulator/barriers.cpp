@@ -96,7 +96,7 @@ Step sync(Thread& t, const Instruction& i) {
 }
 Step arrive_only(Thread& t, const Instruction& i) {
   t.block->settle(arrive(t, i));
-  return Step::kNext;
+  return t.block->cluster->after_arrival();
 }
 // slots: id, -1, result, operand
 template <bool kAll>
@@ -220,6 +220,14 @@ Step fence_async(Thread& t, const Instruction&) {
   return Step::kNext;
 }
 
+// Barriers that a thread has made are there for copies and for other blocks from here on.
+Step fence_barriers(Thread& t, const Instruction&) {
+  for (auto& [offset, barrier] : t.block->shared_barriers) {
+    if (barrier.maker == t.id) barrier.maker = -1;
+  }
+  return Step::kNext;
+}
+
 }  // namespace
 
 bool decode_barrier(const Statement& s, Instruction& i) {
@@ -250,6 +258,10 @@ bool decode_barrier(const Statement& s, Instruction& i) {
     if (to.kind != Operand::Kind::kPair || to.parts[0].kind != Operand::Kind::kNothing) return false;
     i.slots = {to.parts[1].slot};
     make_meeting(i, elect, s.operands.at(1).slot);
+    return true;
+  }
+  if (name == "fence" && s.has("mbarrier_init")) {
+    i.run = fence_barriers;
     return true;
   }
   if (name == "fence" && s.has("proxy") && s.has("async")) {

@@ -20,6 +20,7 @@ Step make_barrier(Thread& t, const Instruction& i) {
   if (count < 1) t.fail("a barrier for " + std::to_string(count) + " threads");
   SharedBarrier b;
   b.count = b.pending = count;
+  b.maker = t.id;
   Block& block = block_at(t, address);
   block.shared_barriers[offset_of(address)] = b;
   std::memset(block.written.data() + offset_of(address), kBarrier, 8);
@@ -32,12 +33,12 @@ Step arrive(Thread& t, const Instruction& i) {
   Block& block = block_at(t, address);
   if (block.alive == 0) t.fail("an arrival at a barrier of a block that has ended");
   SharedBarrier& b = block.barrier_at(t, offset_of(address));
+  if (&block != t.block && b.maker >= 0) t.fail("an arrival at a barrier that was made without a fence");
   if (i.slots[1] >= 0) b.bytes += t.get<std::uint32_t>(i.slots[1]);
   if (b.pending == 0) t.fail("more arrivals at a barrier than it expects");
   --b.pending;
   block.settle(b);
-  // Others may go on before the thread has the numbers that it has asked for.
-  return t.block->cluster->in_order() || address >> 24 == 0 ? Step::kNext : Step::kYield;
+  return t.block->cluster->after_arrival();
 }
 
 // slots: predicate, address, parity. Waits until it is true: those who ask ask again anyway.
@@ -71,6 +72,7 @@ void complete(Thread& t, Block& block, std::uint32_t barrier, std::size_t bytes)
   if (block.alive == 0) t.fail("a bulk copy to a block that has ended");
   --block.loads_on_their_way;
   SharedBarrier& b = block.barrier_at(t, barrier);
+  if (b.maker >= 0) t.fail("a bulk copy to a barrier that was made without a fence");
   b.bytes -= static_cast<std::int64_t>(bytes);
   block.settle(b);
 }

@@ -207,6 +207,7 @@ TEST(Emulator, OrdersDiffer) {
 // The output's first 64 bytes come to shared memory by a bulk copy and go back to the next 64.
 std::string bulk_copy(const std::string& wait) {
   return "mov.u32 %r1, memory; add.s32 %r2, %r1, 64; mbarrier.init.shared.b64 [%r2], 1;\n"
+         "fence.mbarrier_init.release.cluster;\n"
          "st.global.u32 [%out], 77;\n"
          "mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 64;\n"
          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%out], 64, [%r2];\n" +
@@ -239,7 +240,8 @@ TEST(Emulator, FindsBarriersThatNobodyMadeOrThatNobodyArrivesAt) {
 }
 
 TEST(Emulator, FindsWritesToBarriersAndBlocksThatEndTooEarly) {
-  const std::string make = "mov.u32 %r1, memory; mbarrier.init.shared.b64 [%r1], 1;\n";
+  const std::string make =
+      "mov.u32 %r1, memory; mbarrier.init.shared.b64 [%r1], 1; fence.mbarrier_init.release.cluster;\n";
   EXPECT_NE(run_body(make + "st.shared.u32 [%r1+4], 1;", {.shared = 16}).error.find("a write to a barrier"),
             std::string::npos);
   // A copy that nobody awaits.
@@ -286,7 +288,8 @@ TEST(Emulator, FindsCopiesOverWhatIsStillRead) {
 
 TEST(Emulator, BlocksOfAClusterArriveAtEachOthersBarriers) {
   const std::string body =
-      "mov.u32 %r1, memory; mbarrier.init.shared.b64 [%r1], 1; mov.u32 %r2, %cluster_ctarank; xor.b32 %r3, %r2, 1;\n"
+      "mov.u32 %r1, memory; mbarrier.init.shared.b64 [%r1], 1; fence.mbarrier_init.release.cluster;\n"
+      "mov.u32 %r2, %cluster_ctarank; xor.b32 %r3, %r2, 1;\n"
       "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; mapa.shared::cluster.u32 %r4, %r1, %r3;\n"
       "mbarrier.arrive.shared::cluster.b64 _, [%r4];\n"
       "again: mbarrier.try_wait.parity.shared.b64 %p0, [%r1], 0; @!%p0 bra again;\n"
@@ -389,6 +392,23 @@ TEST(Emulator, FindsOperandsThatChangeBeforeTheyAreRead) {
   const Result r =
       run_body(product("fence.proxy.async.shared::cta;\n", "mov.u32 %r13, 1; st.shared.u32 [%r1], %r13;\n"), kProduct);
   EXPECT_NE(r.error.find("were overwritten before it was awaited"), std::string::npos) << r.error;
+}
+
+TEST(Emulator, FindsResultsThatAreUsedBeforeTheyAreAwaited) {
+  const std::string fence = "fence.proxy.async.shared::cta;\n";
+  EXPECT_NE(run_body(product(fence, "add.f32 %f5, %f1, %f2;\n"), kProduct).error.find("has not been awaited"),
+            std::string::npos);
+  EXPECT_NE(
+      run_body(product(fence, "mov.f32 %f6, %f1; neg.f32 %f5, %f6;\n"), kProduct).error.find("has not been awaited"),
+      std::string::npos);
+  EXPECT_EQ(run_body(product(fence, "mov.f32 %f6, %f1;\n"), kProduct).error, "");
+}
+
+TEST(Emulator, FindsBarriersThatAreMadeWithoutAFence) {
+  std::string copy = bulk_copy("again: mbarrier.try_wait.parity.shared.b64 %p0, [%r2], 0; @!%p0 bra again;\n");
+  const std::string fence = "fence.mbarrier_init.release.cluster;\n";
+  copy.erase(copy.find(fence), fence.size());
+  EXPECT_NE(run_body(copy, {.shared = 128}).error.find("made without a fence"), std::string::npos);
 }
 
 TEST(Emulator, FindsProductsThatNobodyAwaits) {

@@ -64,6 +64,23 @@ void Thread::land_loads(const Instruction& i) {
   });
 }
 
+void Thread::check_results(const Instruction& i) {
+  const std::uint32_t done = warp->committed - static_cast<std::uint32_t>(warp->groups.size());
+  if (newest_result <= done) {
+    newest_result = 0;
+    return;
+  }
+  if (i.is_product || !frames.empty() || (i.guard >= 0 && (r[i.guard] != 0) == i.guard_negated)) return;
+  const auto group_of = [&](int slot) -> std::uint32_t& { return result_of[static_cast<std::size_t>(slot)]; };
+  if (i.is_move) {  // the same register to the hardware
+    group_of(i.touches[0]) = group_of(i.touches[1]);
+    return;
+  }
+  for (const int slot : i.touches) {
+    if (group_of(slot) > done) fail("the result of a product that has not been awaited");
+  }
+}
+
 Step Warp::meet(Thread& t, const Instruction& i, std::uint32_t mask) {
   mask &= alive;
   if (!(mask >> t.lane & 1)) t.fail("a lane that is not in its own mask");
@@ -244,20 +261,60 @@ void Cluster::later(std::function<void()> work) {
   }
 }
 
+bool Cluster::is_slow(const Thread& t) const {
+  const auto warps = static_cast<int>(t.block->warps.size());
+  switch (slow_) {
+    case Slow::kWarp:
+      return t.id / 32 == slow_which_ % warps;
+    case Slow::kAllButAWarp:
+      return t.id / 32 != slow_which_ % warps;
+    case Slow::kWarpgroup:
+      return t.id / 128 == slow_which_ % ((warps + 3) / 4);
+    case Slow::kLane:
+      return t.lane == slow_which_ % 32;
+    case Slow::kBlock:
+      return t.block->rank == slow_which_ % size();
+    case Slow::kNobody:
+      break;
+  }
+  return false;
+}
+
+void Cluster::choose_slow() {
+  slow_ = static_cast<Slow>(std::uniform_int_distribution<int>(0, static_cast<int>(Slow::kNobody))(random_));
+  slow_which_ = std::uniform_int_distribution<int>(0, 1023)(random_);
+}
+
 void Cluster::run() {
+  // How many turns of threads a copy waits for: until nobody can go on, or fewer.
+  std::size_t patience = 0;
+  if (!in_order_) {
+    constexpr std::array<std::size_t, 3> kPatience = {0, 64, 4096};
+    patience = kPatience[random_() % 3];
+    choose_slow();
+  }
   const auto any = [&](std::size_t n) { return std::uniform_int_distribution<std::size_t>(0, n - 1)(random_); };
-  while (!ready_.empty() || !work_.empty()) {
-    // Copies land as late as can be, in any order, but now and then before.
-    if (!work_.empty() && (ready_.empty() || any(64) == 0)) {
+  while (!ready_.empty() || !work_.empty() || !held_.empty()) {
+    const bool lands = ready_.empty() ? held_.empty() || any(2) == 0 : patience > 0 && any(patience) == 0;
+    if (!work_.empty() && lands) {
       std::swap(work_[any(work_.size())], work_.back());
       const std::function<void()> work = std::move(work_.back());
       work_.pop_back();
       work();
       continue;
     }
+    if (ready_.empty()) {
+      ready_.swap(held_);
+      choose_slow();
+      continue;
+    }
     if (!in_order_) std::swap(ready_.front(), ready_[any(ready_.size())]);
     Thread& t = *ready_.front();
     ready_.pop_front();
+    if (!in_order_ && is_slow(t)) {
+      held_.push_back(&t);
+      continue;
+    }
     run_thread(t);
   }
   for (const Block& b : blocks_) {
@@ -269,6 +326,7 @@ void Cluster::run_thread(Thread& t) {
   while (true) {
     const Instruction& i = t.program->code[static_cast<std::size_t>(t.next)];
     if (!t.flying.empty()) t.land_loads(i);
+    if (t.newest_result > 0) t.check_results(i);
     if (i.guard >= 0 && (t.r[i.guard] != 0) == i.guard_negated) {
       ++t.next;
       continue;
@@ -377,6 +435,8 @@ Program decode(const std::shared_ptr<const Function>& function,
     i.guard_negated = s.guard_negated;
     for (const Operand& o : s.operands) add_slots(o, i.touches);
     i.awaits_loads = awaits_loads(s);
+    i.is_move = s.opcode[0] == "mov" && i.touches.size() == 2;
+    i.is_product = s.has("mma_async");
     program.reads_async = program.reads_async || s.has("mma_async") || (s.opcode[0] == "cp" && s.has("bulk_group"));
     const std::string& name = s.opcode[0];
     if (name == "bra") {

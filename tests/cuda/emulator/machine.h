@@ -42,6 +42,7 @@ struct Instruction {
   std::vector<int> list;      // vectors
   std::vector<int> touches;   // all slots that are read or written
   bool awaits_loads = false;  // is not done before the thread's loads from shared memory
+  bool is_move = false, is_product = false;
   const Program* callee = nullptr;
   const Statement* statement = nullptr;
 };
@@ -77,6 +78,7 @@ class Memory {
 struct SharedBarrier {
   std::int64_t count = 0, pending = 0, bytes = 0;
   int phase = 0;
+  int maker = -1;                // the thread that has made it, before its fence
   std::vector<Thread*> waiters;  // ask again when the phase has ended
 };
 
@@ -112,6 +114,7 @@ struct Warp {
   };
   std::vector<Meeting> meetings;
   bool fenced = false;                             // for products, since the last wait for some
+  std::uint32_t committed = 0;                     // groups of products so far
   std::vector<PendingProduct> open;                // products since the last commit
   std::deque<std::vector<PendingProduct>> groups;  // committed, oldest first
 
@@ -174,6 +177,11 @@ struct Thread {
     r[slot] = 0;
     std::memcpy(r + slot, &value, sizeof(T));
   }
+  // Per slot the group of products that it is a result of, counted from 1; and the newest of them.
+  std::vector<std::uint32_t> result_of;
+  std::uint32_t newest_result = 0;
+  // Nobody but products may touch results before they are awaited.
+  void check_results(const Instruction& i);
   // Loads 4 bytes from shared memory, or two halves: now, or where the order is random as late as may be.
   void load_shared(int slot, const unsigned char* low, const unsigned char* high);
   // What has to be there before an instruction.
@@ -228,6 +236,8 @@ class Cluster {
 
   void wake(Thread& t) { ready_.push_back(&t); }
   bool in_order() const { return in_order_; }
+  // Others may go on at once, also before the thread has the numbers that it has asked for.
+  Step after_arrival() const { return in_order_ ? Step::kNext : Step::kYield; }
   // Runs now, or later where the order is random: work of the copy engine.
   void later(std::function<void()> work);
   Block& block(int rank) { return blocks_[static_cast<std::size_t>(rank)]; }
@@ -254,6 +264,13 @@ class Cluster {
 
   const Launch& launch_;
   std::vector<Block> blocks_;
+  // Whom a random order holds back until all others wait: where everybody's chances are equal nobody falls far behind.
+  enum class Slow { kWarp, kAllButAWarp, kWarpgroup, kLane, kBlock, kNobody };
+  bool is_slow(const Thread& t) const;
+  void choose_slow();
+  Slow slow_ = Slow::kNobody;
+  int slow_which_ = 0;
+  std::deque<Thread*> held_;
   std::deque<Thread*> ready_;
   std::deque<std::function<void()>> work_;
   std::mt19937_64& random_;

@@ -2,8 +2,8 @@
 //
 // Fragments are those of the PTX manual: lane l of a warp has of a 16 x 8 accumulator the rows l / 4 and l / 4 + 8 and
 // the columns 2 (l % 4) and the next. wgmma's warps have 16 rows each, so that a warp computes its own when it gets
-// there. A product is done at once; but until it is awaited its operands in shared memory must stay as they are, which
-// is checked.
+// there. A product is done at once; but until it is awaited its operands in shared memory must stay as they are, and
+// nobody else may touch its results: both are checked. A left side in registers is not: ptxas warns of that.
 #include "machine.h"
 #include "numbers.h"
 
@@ -148,8 +148,10 @@ void multiply(Warp& warp, std::uint32_t lanes, const Instruction& i) {
         a[row][k] = half_of(word, 0, kWiden);
         a[row][k + 1] = half_of(word, 1, kWiden);
       }
-      remember(tile, rows_from + row, 0);
-      remember(tile, rows_from + row, 8);
+    }
+    for (int row = 0; row < 64; ++row) {  // the hardware may read them all for each warp
+      remember(tile, row, 0);
+      remember(tile, row, 8);
     }
   } else {
     gather_a(warp, i.list, i.list.size() - 4, kWiden, a);
@@ -192,6 +194,8 @@ void multiply(Warp& warp, std::uint32_t lanes, const Instruction& i) {
       const int slot = i.list[static_cast<std::size_t>(n)];
       const float sum = sums[l / 4 + n / 2 % 2 * 8][n / 4 * 8 + l % 4 * 2 + n % 2];
       t.set(slot, add ? t.get<float>(slot) + sum : sum);
+      if (t.result_of.empty()) t.result_of.assign(t.slots.size(), 0);
+      t.result_of[static_cast<std::size_t>(slot)] = t.newest_result = warp.committed + 1;
     }
   }
   warp.open.push_back(std::move(pending));
@@ -205,6 +209,7 @@ void fence(Warp& warp, std::uint32_t lanes, const Instruction&) {
 void commit(Warp& warp, std::uint32_t lanes, const Instruction&) {
   need_all(warp, lanes);
   warp.groups.push_back(std::move(warp.open));
+  ++warp.committed;
   warp.open.clear();
 }
 
