@@ -186,7 +186,7 @@ def check_attention(kernels, repeat, only, tiles):
                 row.append(f"{n} {e:.2e} (plain {pe:.2e})")
         same = True
         for turn in range(repeat):
-            kernels.order(1 + turn)
+            kernels.order(1 + turn + repeat * number)
             o2, l2 = kernels.forward(*inputs, *full, path=path)
             g2 = kernels.backward(*inputs, out, lse, dout, *full, path=path)
             pairs = zip((out, lse, *grads[:3]), (o2, l2, *g2[:3]))
