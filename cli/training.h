@@ -33,6 +33,9 @@ struct TrainingArguments {
   ComputeOptions compute;
 };
 
+// A training option's name as the command line has it.
+std::string option_name(std::string name);
+
 // All options of a training verb, in groups.
 void add_training_options(CLI::App& verb, const std::shared_ptr<TrainingArguments>& arguments, bool needs_weights);
 
