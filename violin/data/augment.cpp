@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "violin/data/message.h"
 #include "violin/error.h"
 
 namespace violin::data {
@@ -59,8 +60,11 @@ int luma(const std::uint8_t* pixel) {
 double number(std::string_view text, std::string_view description) {
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || !(value >= 0)) {
-    throw Error("RandAugment '" + std::string(description) + "': '" + std::string(text) + "' is not a number");
+  // Far beyond what any operation tells apart, and products with it still fit into an int.
+  constexpr double kLargest = 1000000;
+  if (error != std::errc() || end != text.data() + text.size() || !(value >= 0 && value <= kLargest)) {
+    throw Error("RandAugment " + in_quotes(description) + ": " + in_quotes(text) +
+                " is not a number from 0 to a million");
   }
   return value;
 }
@@ -194,7 +198,7 @@ RandAugmentOptions parse_rand_augment(std::string_view description) {
     return part;
   };
   if (next_part() != "rand") {
-    throw Error("RandAugment '" + std::string(description) + "' must begin with rand, as in rand-m9-mstd0.5-inc1");
+    throw Error("RandAugment " + in_quotes(description) + " must begin with rand, as in rand-m9-mstd0.5-inc1");
   }
   while (!rest.empty()) {
     const std::string_view part = next_part();
@@ -213,8 +217,8 @@ RandAugmentOptions parse_rand_augment(std::string_view description) {
     } else if (key == "inc") {
       options.increasing = value != 0;
     } else {
-      throw Error("RandAugment '" + std::string(description) + "': unknown part '" + std::string(part) +
-                  "'; known are m, mstd, mmax, n, p and inc, each with a number");
+      throw Error("RandAugment " + in_quotes(description) + ": unknown part " + in_quotes(part) +
+                  "; known are m, mstd, mmax, n, p and inc, each with a number");
     }
   }
   return options;

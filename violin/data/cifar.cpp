@@ -64,11 +64,17 @@ class CifarSource : public Source {
   std::map<std::string, Bytes> files_;
 };
 
-std::vector<std::string> read_names(const fs::path& path, std::int64_t classes) {
-  const Bytes bytes = read_file(path, 1 << 20);
-  std::istringstream text(std::string(bytes.begin(), bytes.end()));
+bool has(const fs::path& folder, const char* name) {
+  std::error_code error;
+  return fs::is_regular_file(folder / name, error);
+}
+
+}  // namespace
+
+std::vector<std::string> read_class_list(std::string_view text, const fs::path& path, std::int64_t classes) {
+  std::istringstream lines{std::string(text)};
   std::vector<std::string> names;
-  for (std::string line; std::getline(text, line);) {
+  for (std::string line; std::getline(lines, line);) {
     while (!line.empty() && (line.back() == '\r' || line.back() == ' ')) line.pop_back();
     if (!is_utf8(line)) throw Error("'" + path.string() + "' is not UTF-8");
     if (!line.empty()) names.push_back(line);
@@ -79,13 +85,6 @@ std::vector<std::string> read_names(const fs::path& path, std::int64_t classes) 
   }
   return names;
 }
-
-bool has(const fs::path& folder, const char* name) {
-  std::error_code error;
-  return fs::is_regular_file(folder / name, error);
-}
-
-}  // namespace
 
 std::optional<fs::path> cifar_folder(const fs::path& path, Layout& layout) {
   for (const char* inside : {"", "cifar-10-batches-bin", "cifar-100-binary"}) {
@@ -107,7 +106,10 @@ Dataset open_cifar(const fs::path& folder, Layout layout) {
   Dataset dataset;
   dataset.layout = layout;
   if (has(folder, format.names)) {
-    dataset.classes = read_names(folder / format.names, format.classes);
+    const fs::path list = folder / format.names;
+    const Bytes bytes = read_file(list, 1 << 20);
+    dataset.classes =
+        read_class_list({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, list, format.classes);
   } else {
     for (std::int64_t i = 0; i < format.classes; ++i) dataset.classes.push_back(std::to_string(i));
     dataset.notes.push_back("no " + std::string(format.names) + " in '" + folder.string() +

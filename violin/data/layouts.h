@@ -50,4 +50,9 @@ Dataset open_folders(const std::filesystem::path& path, const DatasetOptions& op
 Dataset open_cifar(const std::filesystem::path& folder, Layout layout);
 Dataset open_manifest(const std::filesystem::path& path, const DatasetOptions& options);
 
+// The texts of such files; `path` is what they name images relative to and what messages say.
+Dataset read_manifest(std::string_view text, const std::filesystem::path& path, const DatasetOptions& options);
+std::vector<std::string> read_class_list(std::string_view text, const std::filesystem::path& path,
+                                         std::int64_t classes);
+
 }  // namespace violin::data

@@ -7,6 +7,7 @@
 
 #include "violin/data/csv.h"
 #include "violin/data/layouts.h"
+#include "violin/data/message.h"
 #include "violin/error.h"
 
 namespace violin::data {
@@ -82,7 +83,12 @@ std::vector<Entry> read_json_lines(std::string_view text, const fs::path& name) 
         if (needed) fail(name, number, std::string(key) + " is missing");
         return "";
       }
-      if (field->is_string()) return field->get<std::string>();
+      if (field->is_string()) {
+        const auto text = field->get<std::string>();
+        // The system would take a path to end there, so that one image had many names.
+        if (text.find('\0') != std::string::npos) fail(name, number, std::string(key) + " has a character of value 0");
+        return text;
+      }
       if (field->is_number_integer()) return field->dump();
       fail(name, number, std::string(key) + " must be text" + (needed ? " or a whole number" : ""));
     };
@@ -96,10 +102,10 @@ void check_same(const fs::path& manifest, const Entry& first, const Entry& again
   const std::string remedy = " on line " + std::to_string(first.line) + ": keep one";
   if (again.label != first.label) {
     fail(manifest, again.line,
-         "'" + again.path + "' has label '" + again.label + "', but '" + first.label + "'" + remedy);
+         in_quotes(again.path) + " has label " + in_quotes(again.label) + ", but " + in_quotes(first.label) + remedy);
   }
   if (again.split != first.split) {
-    fail(manifest, again.line, "'" + again.path + "' is in " + again.split + ", but in " + first.split + remedy);
+    fail(manifest, again.line, in_quotes(again.path) + " is in " + again.split + ", but in " + first.split + remedy);
   }
 }
 
@@ -123,7 +129,11 @@ std::vector<std::string> class_names(const std::set<std::string>& labels) {
 Dataset open_manifest(const fs::path& path, const DatasetOptions& options) {
   if (is_image_file(path)) throw Error("'" + path.string() + "' is an image: give a folder of images or a manifest");
   const Bytes bytes = read_file(path, kMaxFile);
-  const std::string_view text = without_mark({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  return read_manifest({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path, options);
+}
+
+Dataset read_manifest(std::string_view text, const fs::path& path, const DatasetOptions& options) {
+  text = without_mark(text);
   if (text.find('\0') != std::string_view::npos) throw Error("'" + path.string() + "' is not a text file");
   const std::size_t first = text.find_first_not_of(" \t\r\n");
   if (first == std::string_view::npos) throw Error("'" + path.string() + "' is empty");
@@ -139,10 +149,10 @@ Dataset open_manifest(const fs::path& path, const DatasetOptions& options) {
     if (entry.path.empty()) fail(path, entry.line, "path is missing");
     if (entry.label.empty()) fail(path, entry.line, "label is missing");
     const auto split = split_of(entry.split.empty() ? "train" : entry.split);
-    if (!split) fail(path, entry.line, "split '" + entry.split + "' is not train, val or test");
+    if (!split) fail(path, entry.line, "split " + in_quotes(entry.split) + " is not train, val or test");
     entry.split = *split;
     if (all.insert(entry.label).second && !is_utf8(entry.label))
-      fail(path, entry.line, "label '" + entry.label + "' is not UTF-8: save the file as UTF-8");
+      fail(path, entry.line, "label " + in_quotes(entry.label) + " is not UTF-8: save the file as UTF-8");
     if (entry.split == "train") trained.insert(entry.label);
   }
   Dataset dataset;
@@ -157,10 +167,10 @@ Dataset open_manifest(const fs::path& path, const DatasetOptions& options) {
   std::map<std::string, const Entry*> listed;  // by file, where it came first
   for (const Entry& entry : entries) {
     const auto label = labels.find(entry.label);
-    if (label == labels.end()) fail(path, entry.line, "class '" + entry.label + "' does not occur in train");
+    if (label == labels.end()) fail(path, entry.line, "class " + in_quotes(entry.label) + " does not occur in train");
     const fs::path file = folder / entry.path;
     std::error_code error;
-    if (!fs::is_regular_file(file, error)) fail(path, entry.line, "no file '" + file.string() + "'");
+    if (!fs::is_regular_file(file, error)) fail(path, entry.line, "no file " + in_quotes(file.string()));
     const Entry& first = *listed.try_emplace(file.lexically_normal().string(), &entry).first->second;
     check_same(path, first, entry);
     // Copies take the first one's spelling, so that they are known to be one image.

@@ -73,6 +73,11 @@ bool read_header(Session& session) {
   if (session.png != nullptr) session.info = png_create_info_struct(session.png);
   if (session.info == nullptr) return false;
   png_set_read_fn(session.png, &session, on_read);
+  // Texts and profiles are not used, and packed ones swell a thousandfold: nothing beyond the pixels is looked at but
+  // the orientation.
+  constexpr png_byte kExif[] = "eXIf";
+  png_set_keep_unknown_chunks(session.png, PNG_HANDLE_CHUNK_NEVER, nullptr, -1);
+  png_set_keep_unknown_chunks(session.png, PNG_HANDLE_CHUNK_AS_DEFAULT, kExif, 1);
   png_read_info(session.png, session.info);
   return true;
 }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "violin/data/message.h"
 #include "violin/data/pixel_loops.h"
 #include "violin/error.h"
 
@@ -175,7 +176,7 @@ Interpolation parse_interpolation(std::string_view name) {
   for (const Interpolation candidate : {Interpolation::kBilinear, Interpolation::kBicubic, Interpolation::kLanczos}) {
     if (name == interpolation_name(candidate)) return candidate;
   }
-  throw Error("unknown interpolation '" + std::string(name) + "': choose bilinear, bicubic or lanczos");
+  throw Error("unknown interpolation " + in_quotes(name) + ": choose bilinear, bicubic or lanczos");
 }
 
 Image resize(const Image& image, const Box& box, std::int64_t width, std::int64_t height, Interpolation interpolation) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "violin/data/message.h"
 #include "violin/data/pixel_loops.h"
 #include "violin/error.h"
 
@@ -55,7 +56,7 @@ Normalisation parse_statistics(std::string_view name) {
   if (name == "inception") return kInceptionStatistics;
   if (name == "cifar10") return kCifar10Statistics;
   if (name == "cifar100") return kCifar100Statistics;
-  throw Error("unknown statistics '" + std::string(name) + "': choose imagenet, inception, cifar10 or cifar100");
+  throw Error("unknown statistics " + in_quotes(name) + ": choose imagenet, inception, cifar10 or cifar100");
 }
 
 TrainOptions deit_augmentation(const Size& size, const Normalisation& normalisation) {
