@@ -13,10 +13,12 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "bench/trace.h"
 #include "violin/error.h"
 #include "violin/nn/precision.h"
+#include "violin/ops/path.h"
 #include "violin/train/adamw.h"
 #include "violin/train/loss.h"
 
@@ -44,10 +46,38 @@ class Runner {
   virtual double issued() const { return 0; }
 };
 
+// While it exists, attention without a mask is torch's: on CUDA cuDNN's where that takes the call, the fastest that
+// torch has there and not always the one that it would choose.
+class TorchAttention {
+ public:
+  TorchAttention() : order_(at::globalContext().sDPPriorityOrder()) {
+    set_order({at::SDPBackend::cudnn_attention, at::SDPBackend::flash_attention, at::SDPBackend::efficient_attention,
+               at::SDPBackend::math, at::SDPBackend::overrideable});
+    ops::set_path(ops::Path::kTorch);
+  }
+  ~TorchAttention() {
+    ops::set_path(std::nullopt);
+    set_order(order_);
+  }
+  TorchAttention(const TorchAttention&) = delete;
+  TorchAttention& operator=(const TorchAttention&) = delete;
+
+ private:
+  using Order = decltype(at::globalContext().sDPPriorityOrder());
+  static void set_order(const Order& order) {
+    std::vector<std::int64_t> numbers;
+    for (const at::SDPBackend backend : order) numbers.push_back(static_cast<std::int64_t>(backend));
+    at::globalContext().setSDPPriorityOrder(numbers);
+  }
+  Order order_;
+};
+
 class OwnRunner : public Runner {
  public:
-  OwnRunner(const nn::ModelConfig& config, const ModelOptions& options)
-      : options_(options), model_(std::make_shared<nn::VisionTransformer>(config, 0)) {
+  OwnRunner(const nn::ModelConfig& config, const ModelOptions& options, bool torch_attention = false)
+      : options_(options),
+        torch_attention_(torch_attention),
+        model_(std::make_shared<nn::VisionTransformer>(config, 0)) {
     model_->to(options.device);
     images_ = at::randn({options.batch, config.in_chans, config.img_size.height, config.img_size.width},
                         at::make_generator<at::CPUGeneratorImpl>(1))
@@ -83,6 +113,8 @@ class OwnRunner : public Runner {
       if (options_.device.is_cuda()) torch::cuda::synchronize();
     };
     wait();
+    std::optional<TorchAttention> attention;
+    if (torch_attention_) attention.emplace();
     const nn::PrecisionScope precision(options_.device.type(),
                                        options_.bf16 ? nn::Precision::kBf16 : nn::Precision::kFp32);
     const auto start = Clock::now();
@@ -93,6 +125,7 @@ class OwnRunner : public Runner {
   }
 
   ModelOptions options_;
+  bool torch_attention_;
   nn::Model model_;
   at::Tensor images_, labels_;
   std::unique_ptr<train::AdamW> optimizer_;
@@ -158,6 +191,7 @@ ModelResult bench_model(const ModelOptions& options, const std::function<void(co
   std::vector<std::pair<std::string, std::unique_ptr<Runner>>> runners;
   runners.emplace_back("vanilla", std::make_unique<OwnRunner>(vanilla, options));
   runners.emplace_back("violin", std::make_unique<OwnRunner>(options.config, options));
+  runners.emplace_back("torch", std::make_unique<OwnRunner>(vanilla, options, true));
   for (const char* kind : {"lora", "dora"}) {
     if (!options.adapters) break;
     nn::ModelConfig adapted = options.config;

@@ -1,5 +1,6 @@
-// Whole models on this machine: with a mask, without one, and on request timm's twin in a process of its own. All take
-// turns within a round, so that a slow moment hits everybody; what counts are the ratios within rounds.
+// Whole models on this machine: with a mask, without one, without one and with torch's attention instead of ours, and
+// on request timm's twin in a process of its own. All take turns within a round, so that a slow moment hits everybody;
+// what counts are the ratios within rounds.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -27,12 +28,12 @@ struct ModelOptions {
 struct ModelRow {
   std::string name;
   double infer_ms = 0, train_ms = 0;        // medians
-  double infer_ratio = 0, train_ratio = 0;  // to the vanilla twin, medians over rounds
+  double infer_ratio = 0, train_ratio = 0;  // to the first row, medians over rounds
   double issue_ms = 0;                      // until the host has issued a training step; 0 where nobody says
 };
 
 struct ModelResult {
-  std::vector<ModelRow> rows;  // vanilla, violin, and timm where asked for
+  std::vector<ModelRow> rows;  // vanilla, violin, vanilla with torch's attention, and others where asked for
   std::int64_t infer_rounds = 0, train_rounds = 0;
 };
 

@@ -1,6 +1,7 @@
-"""timm's twin of a model for `violin bench model --peer "python3 bench/model_peer.py"`.
+"""timm's twin of a model for `violin bench model --peer "python3 bench/model_peer.py [--compile]"`.
 
 Reads one line of JSON (the model, batch, threads, device, bf16), answers 0, then answers "infer" and "train" with seconds.
+--compile: under torch.compile.
 """
 
 import json
@@ -32,6 +33,8 @@ def main():
     sides = model["img_size"] if isinstance(model["img_size"], list) else [model["img_size"]] * 2
     images = torch.randn(request["batch"], model["in_chans"], *sides, device=device)
     labels = torch.arange(request["batch"], device=device) % model["num_classes"]
+    if "--compile" in sys.argv[1:]:
+        net = torch.compile(net, dynamic=False)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=request["bf16"])
 

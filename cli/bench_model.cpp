@@ -1,4 +1,4 @@
-// violin bench model: a model with its mask against the same model without one.
+// violin bench model: a model with its mask against the same model without one, with our attention and with torch's.
 
 #include "cli/bench_model.h"
 
@@ -72,13 +72,15 @@ void run_model(const ModelBench& options) {
                   row.infer_ms, row.infer_ratio, row.train_ms, row.train_ratio, row.issue_ms);
     text += line.data();
   }
+  text += "  torch: vanilla with torch's attention instead of ours\n";
   print(text);
 }
 
 }  // namespace
 
 void add_bench_model(CLI::App& bench) {
-  CLI::App* verb = bench.add_subcommand("model", "A model with its mask against its twin without one");
+  CLI::App* verb = bench.add_subcommand(
+      "model", "A model with its mask against its twins without one, with our attention and torch's");
   const auto options = std::make_shared<ModelBench>();
   CLI::Option* model = verb->add_option("--model", options->model, "Name of a model")->capture_default_str();
   verb->add_option("--config", options->config, "JSON file that describes the model, instead of a name")

@@ -37,12 +37,12 @@ TEST(Path, IsTheBestUnlessOneIsChosen) {
 TEST(Path, NamesAreParsedAndUnknownOnesListTheChoices) {
   EXPECT_EQ(ops::parse_path("auto"), std::nullopt);
   for (const ops::Path path : {ops::Path::kReference, ops::Path::kPlain, ops::Path::kAvx2, ops::Path::kAvx512,
-                               ops::Path::kSm80, ops::Path::kSm90}) {
+                               ops::Path::kSm80, ops::Path::kSm90, ops::Path::kTorch}) {
     EXPECT_EQ(ops::parse_path(ops::path_name(path)), path);
   }
   const std::string message = error_of([] { ops::parse_path("sse9"); });
   EXPECT_NE(message.find("sse9"), std::string::npos);
-  EXPECT_NE(message.find("auto, reference, plain, avx2, avx512, sm80, sm90"), std::string::npos);
+  EXPECT_NE(message.find("auto, reference, plain, avx2, avx512, sm80, sm90, torch"), std::string::npos);
 }
 
 TEST(Path, ALevelThatTheCpuLacksIsAnError) {
@@ -52,6 +52,27 @@ TEST(Path, ALevelThatTheCpuLacksIsAnError) {
     const bool available = std::find(paths.begin(), paths.end(), path) != paths.end();
     EXPECT_EQ(error_of([] { ops::choose_path(at::kCPU); }).empty(), available) << ops::path_name(path);
   }
+}
+
+TEST(Path, TorchAttendsWhereThereIsNoTable) {
+  torch::manual_seed(2);
+  const at::Tensor qkv = at::randn({2, 9, 3, 2, 8}).requires_grad_();
+  const at::Tensor gain = at::rand({2, 9, 9});
+  const auto both = [&](const ops::MaybeTensor& table) {
+    const at::Tensor out = ops::attention_qkv(qkv, table);
+    return std::pair(out, torch::autograd::grad({out}, {qkv}, {at::ones_like(out)})[0]);
+  };
+  const auto ours = both({}), masked = both(gain);
+  const PathGuard guard(ops::Path::kTorch);
+  EXPECT_NE(ops::choose_path(at::kCPU), ops::Path::kTorch);
+  const auto torchs = both({});
+  EXPECT_EQ(torchs.first.grad_fn()->name().find("violin"), std::string::npos);  // not our operator
+  EXPECT_TRUE(torchs.first.is_contiguous());
+  EXPECT_LE(difference(torchs.first, ours.first), 1e-5);
+  EXPECT_LE(difference(torchs.second, ours.second), 1e-5);
+  const at::Tensor q = qkv.select(2, 0).transpose(1, 2);
+  EXPECT_LE(difference(ops::attention(q, q, q), at::scaled_dot_product_attention(q, q, q)), 0);
+  EXPECT_TRUE(at::equal(both(gain).first, masked.first));
 }
 
 TEST(Strategies, NamesAreParsedAndUnknownOnesSuggestTheNearest) {

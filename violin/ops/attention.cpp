@@ -127,16 +127,37 @@ struct AttentionQkv : torch::autograd::Function<AttentionQkv> {
   }
 };
 
+// Attention without tables is torch's own where VIOLIN_PATH=torch asks for that.
+bool is_for_torch(const MaybeTensor& gain, const MaybeTensor& bias, const MaybeTensor& gate,
+                  const MaybeTensor& handle) {
+  return leaves_attention_to_torch() && !gain && !bias && !gate && !handle;
+}
+
+at::Tensor attention_of_torch(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                              std::optional<double> scale) {
+  check_attention(q, k, v, {}, {}, {});
+  return at::scaled_dot_product_attention(q, k, v, {}, 0, false, scale);
+}
+
+at::Tensor attention_qkv_of_torch(const at::Tensor& qkv, std::optional<double> scale) {
+  check_packed(qkv);
+  const std::vector<at::Tensor> parts = qkv.unbind(2);  // one copy on the way back, not one of everything for each
+  const auto heads = [&](std::size_t which) { return parts[which].transpose(1, 2); };
+  return attention_of_torch(heads(0), heads(1), heads(2), scale).transpose(1, 2).contiguous();
+}
+
 // Below autograd, on every device.
 at::Tensor attention_any(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,
                          const MaybeTensor& bias, const MaybeTensor& gate, std::optional<double> scale,
                          const MaybeTensor& handle) {
   if (handle) check_handle(handle, gain, check_attention(q, k, v, gain, bias, gate));
+  if (is_for_torch(gain, bias, gate, handle)) return attention_of_torch(q, k, v, scale);
   return std::get<0>(attention_forward(q, k, v, gain, bias, gate, scale));
 }
 
 at::Tensor attention_qkv_any(const at::Tensor& qkv, const MaybeTensor& gain, const MaybeTensor& bias,
                              const MaybeTensor& gate, std::optional<double> scale, const MaybeTensor& handle) {
+  if (is_for_torch(gain, bias, gate, handle)) return attention_qkv_of_torch(qkv, scale);
   check_packed(qkv);
   return attention_any(unpack(qkv, 0), unpack(qkv, 1), unpack(qkv, 2), gain, bias, gate, scale, handle).transpose(1, 2);
 }
@@ -163,6 +184,7 @@ Tensors2 attention_with_lse_autograd(const at::Tensor& q, const at::Tensor& k, c
 at::Tensor attention_autograd(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& gain,
                               const MaybeTensor& bias, const MaybeTensor& gate, std::optional<double> scale,
                               const MaybeTensor& handle) {
+  if (is_for_torch(gain, bias, gate, handle)) return attention_of_torch(q, k, v, scale);
   if (!is_recorded(q, k, v, gain, bias, gate, handle)) {
     at::AutoDispatchBelowADInplaceOrView below;
     return attention_any(q, k, v, gain, bias, gate, scale, handle);
@@ -172,6 +194,7 @@ at::Tensor attention_autograd(const at::Tensor& q, const at::Tensor& k, const at
 
 at::Tensor attention_qkv_autograd(const at::Tensor& qkv, const MaybeTensor& gain, const MaybeTensor& bias,
                                   const MaybeTensor& gate, std::optional<double> scale, const MaybeTensor& handle) {
+  if (is_for_torch(gain, bias, gate, handle)) return attention_qkv_of_torch(qkv, scale);
   if (!is_recorded(qkv, gain, bias, gate, handle)) {
     at::AutoDispatchBelowADInplaceOrView below;
     return attention_qkv_any(qkv, gain, bias, gate, scale, handle);

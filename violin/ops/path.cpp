@@ -17,7 +17,8 @@ struct Name {
   const char* name;
 };
 constexpr Name kNames[] = {{Path::kReference, "reference"}, {Path::kPlain, "plain"}, {Path::kAvx2, "avx2"},
-                           {Path::kAvx512, "avx512"},       {Path::kSm80, "sm80"},   {Path::kSm90, "sm90"}};
+                           {Path::kAvx512, "avx512"},       {Path::kSm80, "sm80"},   {Path::kSm90, "sm90"},
+                           {Path::kTorch, "torch"}};
 
 // What set_path asked for, as a number; -1: nothing.
 std::atomic<int> g_override{-1};
@@ -64,7 +65,8 @@ std::vector<Path> cpu_paths() {
 }
 
 Path choose_path(c10::DeviceType device) {
-  const std::optional<Path> path = requested();
+  std::optional<Path> path = requested();
+  if (path == Path::kTorch) path.reset();
   if (path == Path::kReference) return Path::kReference;
   // The best for a CUDA device is up to the device, which may be one of several: sm90 means "as far as it goes".
   if (device == c10::DeviceType::CUDA) return path.has_value() && is_cuda_path(*path) ? *path : Path::kSm90;
@@ -76,6 +78,10 @@ Path choose_path(c10::DeviceType device) {
                 path_name(best) + "'");
   }
   return *path;
+}
+
+bool leaves_attention_to_torch() {
+  return requested() == Path::kTorch;
 }
 
 bool packs_gains() {
