@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "cli/common.h"
+#include "violin/viz/terminal.h"
 
 namespace violin::cli {
 namespace {
@@ -39,12 +40,6 @@ std::string bar(double share, int cells) {
     ++used;
   }
   return "▕" + text + std::string(static_cast<std::size_t>(cells - used), ' ') + "▏";
-}
-
-// Every character here is one column wide.
-int width_of(const std::string& text) {
-  return static_cast<int>(
-      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
 }
 
 // As many whole characters as fit into the columns.
@@ -130,7 +125,7 @@ std::string Progress::line(int columns, bool last) const {
   if (!remark_.empty()) text += "  " + remark_;
   if (terminal_ && total_ > 0) {
     // What the words leave: on a narrow screen they say more than a long bar.
-    const int cells = std::min(kMostCells, columns - width_of(label_ + text) - 3);
+    const int cells = std::min(kMostCells, columns - static_cast<int>(viz::columns_of(label_ + text)) - 3);
     if (cells >= kFewestCells)
       text = " " + bar(std::min(1.0, static_cast<double>(done_) / static_cast<double>(total_)), cells) + text;
   }

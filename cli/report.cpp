@@ -26,6 +26,7 @@
 #include "violin/viz/grid_plot.h"
 #include "violin/viz/pictures.h"
 #include "violin/viz/report.h"
+#include "violin/viz/terminal.h"
 
 namespace violin::cli {
 namespace {
@@ -123,7 +124,7 @@ RunData data_of(const train::Task& task, std::map<fs::path, std::string>& known)
 std::string group_of(json config, const std::string& images) {
   for (const char* name : {"violin", "torch", "fingerprint", "threads", "processes"}) config.erase(name);
   config["data"] = images;
-  const bool searched = config.value("lr_search", false);
+  const bool searched = config.value("lr_search", json()) == true;
   if (searched) config.erase("peak_lr");
   if (config.contains("options")) {
     config["options"].erase("seed");
@@ -463,21 +464,7 @@ std::string summary(const std::vector<viz::RunScore>& runs, const std::vector<vi
     rows.push_back({printable(group.name), std::to_string(group.seeds), viz::to_string(group.test),
                     group.reference ? "" : viz::to_string(group.difference, true), viz::to_string(group.val),
                     std::to_string(group.parameters), number_text(group.images_per_second, "%.0f")});
-  const auto columns = [](const std::string& text) {
-    return std::count_if(text.begin(), text.end(),
-                         [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; });
-  };
-  std::vector<std::int64_t> widths(rows.front().size());
-  for (const std::vector<std::string>& row : rows)
-    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max<std::int64_t>(widths[i], columns(row[i]));
-  std::string text;
-  for (const std::vector<std::string>& row : rows) {
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      const std::string fill(static_cast<std::size_t>(widths[i] - columns(row[i])), ' ');
-      text += (i == 0 ? row[i] + fill : "  " + fill + row[i]);
-    }
-    text += "\n";
-  }
+  std::string text = viz::table(rows);
   for (const viz::RunGroup& group : groups)
     if (!group.reference) text += printable(viz::verdict(group, *reference, runs.front().test_images)) + "\n";
   return text;

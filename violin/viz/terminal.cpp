@@ -28,11 +28,6 @@ std::string spaces(std::int64_t count) {
   return std::string(static_cast<std::size_t>(std::max<std::int64_t>(count, 0)), ' ');
 }
 
-// Characters in columns; UTF-8 continuation bytes take none.
-std::int64_t columns_of(std::string_view text) {
-  return std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
-}
-
 // A raster of single characters, each with the colour of a place along the curve.
 class Characters {
  public:
@@ -233,6 +228,11 @@ std::string side_by_side(std::span<const TextBlock> blocks, std::span<const std:
     out += '\n';
   }
   return out;
+}
+
+// UTF-8's continuation bytes take none.
+std::int64_t columns_of(std::string_view text) {
+  return std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
 }
 
 std::string table(std::span<const std::vector<std::string>> rows) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "violin/curves/curves.h"
@@ -27,6 +28,9 @@ TextBlock heat_block(std::span<const double> values, const curves::Grid& grid, s
 // Blocks under their titles, as many beside each other as fit into `max_width` columns.
 std::string side_by_side(std::span<const TextBlock> blocks, std::span<const std::string> titles,
                          std::int64_t max_width);
+
+// Columns that a text takes where every character is one column wide.
+std::int64_t columns_of(std::string_view text);
 
 // Columns aligned under a header: the first to the left, the others to the right.
 std::string table(std::span<const std::vector<std::string>> rows);
