@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "cli/common.h"
+#include "violin/train/task.h"
 
 namespace violin::cli {
 
@@ -53,7 +54,8 @@ int resolve_workers(int workers) {
 }
 
 Compute start_compute(const ComputeOptions& options) {
-  if (options.threads < 0 || options.threads > 1024) throw Usage("--threads must be from 1 to 1024");
+  if (options.threads < 0 || options.threads > train::kMostThreads)
+    throw Usage("--threads must be from 1 to " + std::to_string(train::kMostThreads));
   Compute compute;
   compute.precision = argument("--precision", [&] { return nn::parse_precision(options.precision); });
   compute.workers = resolve_workers(options.workers);

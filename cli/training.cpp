@@ -448,6 +448,17 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
   trainer_options.listener = first ? static_cast<train::Listener*>(&report) : &aside;
   trainer_options.processes = processes.get();
   trainer_options.stop = &stop_requested;
+  // What is said of a failure comes below the bar.
+  const auto reported = [&](const auto& work) {
+    return or_as_before([&] {
+      try {
+        return work();
+      } catch (...) {
+        report.finish();
+        throw;
+      }
+    });
+  };
   const auto stopped = [&](const std::string& what) {
     report.finish();
     processes->leave();
@@ -456,8 +467,9 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
                   shell_word(folder.string()) + " continues");
   };
 
-  if (train::first_says(*processes, first && !run->has_checkpoint() &&
-                                        train::read_json_file(folder / "config.json").value("lr_search", false))) {
+  if (train::first_says(*processes,
+                        first && !run->has_checkpoint() &&
+                            train::read_json_file(folder / "config.json").value("lr_search", json()) == true)) {
     // Every candidate, and a search that was interrupted, begins with the same weights.
     const auto fresh = [&]() -> nn::Model {
       // The others get the first one's weights from their trainer.
@@ -465,7 +477,7 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
         return std::make_shared<nn::VisionTransformer>(prepared.task.model, prepared.task.options.seed);
       return load_initial(*run, prepared.task);
     };
-    const train::RateSearch search = or_as_before(
+    const train::RateSearch search = reported(
         [&] { return train::search_rate(prepared.task, prepared.dataset, fresh, run.get(), trainer_options); });
     if (!search.finished) return stopped("learning rates that were tried to the end are");
     begun = true;
@@ -487,7 +499,7 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
                                             trainer_options);
   });
   if (resuming) trainer->resume();
-  const train::Outcome outcome = or_as_before([&] {
+  const train::Outcome outcome = reported([&] {
     try {
       return trainer->train();
     } catch (const train::NotFinite&) {

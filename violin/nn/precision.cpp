@@ -58,7 +58,7 @@ PrecisionScope::PrecisionScope(c10::DeviceType device, Precision precision, Weig
       dtype_(at::autocast::get_autocast_dtype(device)) {
   at::autocast::set_autocast_enabled(device, kAsked && precision == Precision::kBf16);
   if (precision == Precision::kBf16) at::autocast::set_autocast_dtype(device, at::kBFloat16);
-  at::autocast::set_autocast_cache_enabled(casts == WeightCasts::kOncePerScope);
+  at::autocast::set_autocast_cache_enabled(keeps_casts_ && casts == WeightCasts::kOncePerScope);
   at::autocast::increment_nesting();
 }
 

@@ -163,8 +163,8 @@ class MpiProcesses : public Processes {
       if (ending_) throw Error("the processes part");
       if (Clock::now() - begin > timeout_) {
         throw Error("no answer from another process for " + std::to_string(timeout_.count()) +
-                    " s: it has died or hangs. The last checkpoint is good, --resume continues; VIOLIN_TIMEOUT=SECONDS "
-                    "waits longer");
+                    " s: it has died or hangs. --resume goes on from the last checkpoint, where there is one; "
+                    "VIOLIN_TIMEOUT=SECONDS waits longer");
       }
     }
   }

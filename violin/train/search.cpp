@@ -86,8 +86,11 @@ RateSearch search_rate(const Task& task, const data::Dataset& dataset, const std
     if (best == nullptr || trial.top1 > best->top1 || (trial.top1 == best->top1 && trial.loss < best->loss))
       best = &trial;
   }
-  if (best == nullptr)
+  if (best == nullptr) {
+    // Nothing to go on from: the next try is to be with another rate.
+    if (run != nullptr) std::filesystem::remove(run->path() / "lr_search.json");
     throw Error("with every learning rate that was tried the loss grew without bound; give a smaller one (--lr 1e-5)");
+  }
   search.best = best->lr;
   for (const RateTrial& trial : search.trials)
     if (&trial != best && !trial.diverged && trial.top1 == best->top1) search.tied.push_back(trial.lr);

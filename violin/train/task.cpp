@@ -15,8 +15,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kMaxThreads = 1024;
-
 data::EvalOptions fresh_preprocessing(const Options& options, const nn::ModelConfig& model, data::Layout layout) {
   data::EvalOptions result;
   result.size = model.img_size;
@@ -101,7 +99,7 @@ Task task_from_json(const json& object) {
     throw Error("config.json is not that of a run; was it changed by hand?");
   }
   check(task.options);
-  if (task.threads < 0 || task.threads > kMaxThreads)
+  if (task.threads < 0 || task.threads > kMostThreads)
     throw Error("config.json asks for " + std::to_string(task.threads) + " threads; was it changed by hand?");
   if (std::ssize(task.classes) != task.model.num_classes)
     throw Error("config.json names " + std::to_string(task.classes.size()) + " classes for a model with " +

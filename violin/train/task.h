@@ -29,6 +29,8 @@ struct Request {
   Options options;
 };
 
+inline constexpr int kMostThreads = 1024;
+
 struct Task {
   std::string command;
   std::filesystem::path data;

@@ -409,7 +409,9 @@ bool Trainer::train_epoch() {
 }
 
 void Trainer::collect_skipped() {
-  for (const data::BadImage& bad : loader_->bad_images()) skipped_.insert(bad.index);
+  for (const data::BadImage& bad : loader_->bad_images())
+    if (skipped_.insert(bad.index).second && options_.listener != nullptr)
+      options_.listener->on_message("skipped a bad image: " + bad.message);
   if (processes().world() == 1) return;
   const std::vector<std::int64_t> own(skipped_.begin(), skipped_.end());
   at::Tensor all = at::zeros({dataset_.train.size()}, at::kFloat);
@@ -472,8 +474,6 @@ bool Trainer::end_epoch(double epoch_seconds, std::int64_t epoch_images) {
     }
   }
   if (options_.listener != nullptr) {
-    for (const data::BadImage& bad : loader_->bad_images())
-      if (reported_bad_.insert(bad.name).second) options_.listener->on_message("skipped a bad image: " + bad.message);
     options_.listener->on_epoch(
         {epoch, o.epochs, train_loss_, rate_at(state_.step - 1), speed, val, best, seconds_now()});
   }

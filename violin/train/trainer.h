@@ -162,8 +162,7 @@ class Trainer {
   std::int64_t seen_ = 0;                  // since then, images of all processes
   bool stop_wished_ = false;               // by any process, in the last step
   std::int64_t steps_now_ = 0;             // of this call
-  std::set<std::string> reported_bad_;     // images of train
-  std::set<std::int64_t> skipped_;         // their positions, of all processes and calls
+  std::set<std::int64_t> skipped_;         // broken images of train by position, of all processes and calls
   std::set<std::string> reported_splits_;  // whose images were named
   State state_;
   std::optional<Metrics> val_;
