@@ -1,4 +1,4 @@
-// Chooses the kernels of an attention call, and holds the one small kernel that every backward pass starts with.
+// Chooses the kernels of an attention call, and holds the small one that the backward pass of sm80 starts with.
 #include "violin/kernels/cuda/attention.h"
 
 #include "violin/kernels/cuda/common.cuh"
@@ -6,19 +6,13 @@
 namespace violin::kernels::cuda {
 namespace {
 
-template <class T>
-struct Wide {
-  using type = float;
-};
-template <>
-struct Wide<double> {
-  using type = double;
-};
+std::int64_t rows(const AttentionBackward& p) {
+  return p.shape.batch * p.shape.heads * p.shape.queries;
+}
 
 // One warp per row.
 template <class T>
-__global__ void delta_kernel(const __grid_constant__ AttentionBackward p, typename Wide<T>::type* delta) {
-  using W = typename Wide<T>::type;
+__global__ void delta_kernel(const __grid_constant__ AttentionBackward p, float* delta) {
   const std::int64_t row = blockIdx.x * static_cast<std::int64_t>(blockDim.x / 32) + threadIdx.x / 32;
   if (row >= p.shape.batch * p.shape.heads * p.shape.queries) return;
   const std::int64_t i = row % p.shape.queries;
@@ -26,22 +20,23 @@ __global__ void delta_kernel(const __grid_constant__ AttentionBackward p, typena
   const std::int64_t b = row / p.shape.queries / p.shape.heads;
   const T* o = head_of<T>(p.out, b, h) + i * p.out.token;
   const T* g = head_of<T>(p.dout, b, h) + i * p.dout.token;
-  W sum = 0;
-  for (std::int64_t c = threadIdx.x % 32; c < p.shape.dim; c += 32) sum += static_cast<W>(o[c]) * static_cast<W>(g[c]);
+  float sum = 0;
+  for (std::int64_t c = threadIdx.x % 32; c < p.shape.dim; c += 32) {
+    sum += static_cast<float>(o[c]) * static_cast<float>(g[c]);
+  }
   for (int s = 16; s > 0; s /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, s);
   if (threadIdx.x % 32 == 0) delta[row] = sum;
 }
 
-template <class T>
-void start_delta(const AttentionBackward& p, void* delta, cudaStream_t stream) {
-  const std::int64_t rows = p.shape.batch * p.shape.heads * p.shape.queries;
-  delta_kernel<T>
-      <<<static_cast<unsigned>(ceil_div(rows, 8)), 256, 0, stream>>>(p, static_cast<typename Wide<T>::type*>(delta));
+// D [B,h,Nq] = rowsum(dO o O), of 16-bit tensors.
+cudaError_t launch_delta(const AttentionBackward& p, float* delta, cudaStream_t stream) {
+  const auto kernel = p.dtype == DType::kBFloat16 ? delta_kernel<__nv_bfloat16> : delta_kernel<__half>;
+  kernel<<<static_cast<unsigned>(ceil_div(rows(p), 8)), 256, 0, stream>>>(p, delta);
+  return cudaGetLastError();
 }
 
 std::size_t delta_bytes(const AttentionBackward& p) {
-  return align256(static_cast<std::size_t>(p.shape.batch * p.shape.heads * p.shape.queries) *
-                  (p.dtype == DType::kFloat64 ? 8 : 4));
+  return align256(static_cast<std::size_t>(rows(p)) * sizeof(float));
 }
 
 bool empty(const AttentionShape& s) {
@@ -52,24 +47,6 @@ bool is_wide(DType t) {
 }
 
 }  // namespace
-
-cudaError_t launch_delta(const AttentionBackward& p, void* delta, cudaStream_t stream) {
-  switch (p.dtype) {
-    case DType::kFloat32:
-      start_delta<float>(p, delta, stream);
-      break;
-    case DType::kFloat64:
-      start_delta<double>(p, delta, stream);
-      break;
-    case DType::kBFloat16:
-      start_delta<__nv_bfloat16>(p, delta, stream);
-      break;
-    case DType::kFloat16:
-      start_delta<__half>(p, delta, stream);
-      break;
-  }
-  return cudaGetLastError();
-}
 
 Path best_path() {
   int device = 0;
@@ -87,7 +64,7 @@ std::size_t scratch_bytes(const AttentionForward& p, Path path) {
 }
 
 std::size_t scratch_bytes(const AttentionBackward& p, Path path) {
-  if (is_wide(p.dtype)) return delta_bytes(p);
+  if (is_wide(p.dtype)) return scratch_simt(p);
   return path == Path::kSm90 && has_sm90_kernel(p) ? scratch_sm90(p) : delta_bytes(p) + scratch_sm80(p);
 }
 
@@ -100,10 +77,11 @@ cudaError_t launch(const AttentionForward& p, Path path, void* scratch, cudaStre
 
 cudaError_t launch(const AttentionBackward& p, Path path, void* scratch, cudaStream_t stream) {
   if (empty(p.shape)) return cudaSuccess;
-  if (!is_wide(p.dtype) && path == Path::kSm90 && has_sm90_kernel(p)) return launch_sm90(p, scratch, stream);
-  if (const cudaError_t e = launch_delta(p, scratch, stream); e != cudaSuccess) return e;
   if (is_wide(p.dtype)) return launch_simt(p, scratch, stream);
-  return launch_sm80(p, static_cast<float*>(scratch), static_cast<unsigned char*>(scratch) + delta_bytes(p), stream);
+  if (path == Path::kSm90 && has_sm90_kernel(p)) return launch_sm90(p, scratch, stream);
+  float* const delta = static_cast<float*>(scratch);
+  if (const cudaError_t e = launch_delta(p, delta, stream); e != cudaSuccess) return e;
+  return launch_sm80(p, delta, static_cast<unsigned char*>(scratch) + delta_bytes(p), stream);
 }
 
 }  // namespace violin::kernels::cuda

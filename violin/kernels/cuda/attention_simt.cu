@@ -6,6 +6,11 @@
 // of a tile in shared memory are d + 1 numbers apart, which keeps the 16 columns of a step in different banks. The
 // backward pass is three kernels, each owning what it sums: dK and dV per key tile, dQ per query tile, the tables'
 // gradients per (query, key) tile with a loop over the images. Nothing is summed with atomics.
+//
+// Before them, one kernel writes down what they need to know of each query: the log-sum-exp that the forward pass
+// saved, and D = rowsum(dO o O). A large log-sum-exp resolves weights to |LSE| roundings only, and where a row has one
+// weight D is off by more than dP - D itself: tiles of queries with large ones, or with few keys, pass over the keys
+// once more and measure the softmax and D from the very products that the gradients are made of.
 #include "violin/kernels/cuda/common.cuh"
 
 namespace violin::kernels::cuda {
@@ -18,6 +23,12 @@ constexpr int kImagesPerSum = 16;  // float32 sums over many images lose bits; s
 template <class T>
 __device__ __forceinline__ T infinity() {
   return static_cast<T>(INFINITY);
+}
+
+template <class T>
+__device__ __forceinline__ T sum_of_16(T x) {
+  for (int s = 8; s > 0; s /= 2) x += __shfl_xor_sync(0xffffffffu, x, s);
+  return x;
 }
 
 // Rows [first, first + kTile) of a head into shared memory; rows past the end become 0.
@@ -166,8 +177,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
   }
 #pragma unroll
   for (int a = 0; a < M; ++a) {
-    T t = total[a];
-    for (int s = 8; s > 0; s /= 2) t += __shfl_xor_sync(0xffffffffu, t, s);
+    const T t = sum_of_16(total[a]);
     const T inverse = t == 0 ? T(0) : T(1) / t;  // and not a number where t is none
 #pragma unroll
     for (int s = 0; s < kMaxDimSteps; ++s) sum[a][s] *= inverse;
@@ -188,6 +198,14 @@ struct Element {
   T dgate;
 };
 
+// What the backward kernels know of each query: weights are exp(logit - shift) * factor, and D. [B,h,Nq] each.
+template <class T>
+struct Statistics {
+  T* shift;
+  T* factor;
+  T* delta;
+};
+
 template <class T>
 struct Tables {
   const T* gain;
@@ -205,21 +223,127 @@ struct Tables {
         gate_row(p.gate.row),
         scale(static_cast<T>(p.scale)) {}
 
-  // product: (Q K^T)[i,j]; dot: (dO V^T)[i,j]
-  __device__ Element<T> element(T product, T dot, int i, int j, T lse, T delta) const {
-    const T m = gain ? gain[i * gain_row + j] : T(1);
-    T z = product * scale * m;
-    if (bias) z += bias[i * bias_row + j];
-    const T weight = lse == -infinity<T>() ? T(0) : exp(z - lse);
-    const T open = gate ? gate[i * gate_row + j] : T(1);
-    const T dlogit = weight * (dot * open - delta);
+  __device__ T gain_at(int i, int j) const { return gain ? gain[i * gain_row + j] : T(1); }
+  __device__ T open_at(int i, int j) const { return gate ? gate[i * gate_row + j] : T(1); }
+  __device__ T logit(T product, T gain, int i, int j) const {
+    const T z = product * scale * gain;
+    return bias ? z + bias[i * bias_row + j] : z;
+  }
+
+  // product: (Q K^T)[i,j]; dot: (dO V^T)[i,j]; row: of the statistics
+  __device__ Element<T> element(T product, T dot, int i, int j, const Statistics<T>& of, std::int64_t row) const {
+    const T m = gain_at(i, j);
+    const T weight = exp(logit(product, m, i, j) - of.shift[row]) * of.factor[row];
+    const T open = open_at(i, j);
+    const T dlogit = weight * (dot * open - of.delta[row]);
     return {weight * open, dlogit, dlogit * m, weight * dot};
   }
 };
 
+template <class T, int M>
+__global__ void __launch_bounds__(kThreads)
+    statistics_kernel(const __grid_constant__ AttentionBackward p, Statistics<T> to) {
+  constexpr int kTile = 16 * M;
+  constexpr T kLargeLse = 16;  // beyond it the saved log-sum-exp is too coarse
+  extern __shared__ __align__(16) unsigned char shared[];
+  const int d = static_cast<int>(p.shape.dim);
+  const int nq = static_cast<int>(p.shape.queries);
+  const int nk = static_cast<int>(p.shape.keys);
+  T* q = reinterpret_cast<T*>(shared);
+  T* g_out = q + kTile * (d + 1);
+  T* k = g_out + kTile * (d + 1);
+  T* v = k + kTile * (d + 1);
+  const int tiles = (nq + kTile - 1) / kTile;
+  const int i0 = static_cast<int>(blockIdx.x % tiles) * kTile;
+  const std::int64_t b = blockIdx.x / tiles / p.shape.heads;
+  const std::int64_t h = blockIdx.x / tiles % p.shape.heads;
+  const Tables<T> tables(p, b % p.shape.groups, h);
+  const std::int64_t first = (b * p.shape.heads + h) * nq;
+  const T* lse = static_cast<const T*>(p.lse) + first;
+  const int tx = threadIdx.x % 16;
+  const int ty = threadIdx.x / 16;
+
+  bool measures = nk <= kTile;  // which is cheap then
+#pragma unroll
+  for (int a = 0; a < M; ++a) {
+    const int i = i0 + ty + 16 * a;
+    if (i < nq && abs(lse[i]) > kLargeLse && lse[i] != -infinity<T>()) measures = true;
+  }
+  T shift[M], factor[M], delta[M];
+  load_rows<T, kTile>(g_out, head_of<T>(p.dout, b, h), p.dout.token, i0, nq, d);
+  if (__syncthreads_or(measures)) {
+    T total[M];
+    for (int a = 0; a < M; ++a) {
+      shift[a] = -infinity<T>();
+      total[a] = delta[a] = 0;
+    }
+    load_rows<T, kTile>(q, head_of<T>(p.q, b, h), p.q.token, i0, nq, d);
+    for (int j0 = 0; j0 < nk; j0 += kTile) {
+      __syncthreads();
+      load_rows<T, kTile>(k, head_of<T>(p.k, b, h), p.k.token, j0, nk, d);
+      load_rows<T, kTile>(v, head_of<T>(p.v, b, h), p.v.token, j0, nk, d);
+      __syncthreads();
+      T z[M][M], dot_ij[M][M];
+      product<T, M>(z, q, k, d);
+      product<T, M>(dot_ij, g_out, v, d);
+#pragma unroll
+      for (int a = 0; a < M; ++a) {
+        const int i = i0 + ty + 16 * a;
+        T top = shift[a];
+#pragma unroll
+        for (int c = 0; c < M; ++c) {
+          const int j = j0 + tx + 16 * c;
+          const bool exists = i < nq && j < nk;
+          z[a][c] = exists ? tables.logit(z[a][c], tables.gain_at(i, j), i, j) : -infinity<T>();
+          dot_ij[a][c] *= exists ? tables.open_at(i, j) : T(0);
+          top = max(top, z[a][c]);
+        }
+        for (int s = 8; s > 0; s /= 2) top = max(top, __shfl_xor_sync(0xffffffffu, top, s));
+        const T finite = top == -infinity<T>() ? T(0) : top;
+        const T decay = exp(shift[a] - finite);
+        shift[a] = top;
+        total[a] *= decay;
+        delta[a] *= decay;
+#pragma unroll
+        for (int c = 0; c < M; ++c) {
+          const T weight = exp(z[a][c] - finite);
+          total[a] += weight;
+          delta[a] += weight * dot_ij[a][c];
+        }
+      }
+    }
+#pragma unroll
+    for (int a = 0; a < M; ++a) {
+      const T t = sum_of_16(total[a]);
+      factor[a] = t == 0 ? T(0) : T(1) / t;
+      delta[a] = sum_of_16(delta[a]) * factor[a];
+    }
+  } else {
+    load_rows<T, kTile>(q, head_of<T>(p.out, b, h), p.out.token, i0, nq, d);
+    __syncthreads();
+#pragma unroll
+    for (int a = 0; a < M; ++a) {
+      const int r = ty + 16 * a;
+      T dot = 0;
+      for (int c = tx; c < d; c += 16) dot += q[r * (d + 1) + c] * g_out[r * (d + 1) + c];
+      delta[a] = sum_of_16(dot);
+      shift[a] = i0 + r < nq ? lse[i0 + r] : T(0);
+      factor[a] = 1;
+    }
+  }
+#pragma unroll
+  for (int a = 0; a < M; ++a) {
+    const int i = i0 + ty + 16 * a;
+    if (tx != 0 || i >= nq) continue;
+    to.shift[first + i] = shift[a] == -infinity<T>() ? infinity<T>() : shift[a];  // no key: every weight is 0
+    to.factor[first + i] = factor[a];
+    to.delta[first + i] = delta[a];
+  }
+}
+
 // dK and dV of a key tile: rows of the tile are keys, columns queries.
 template <class T, int M>
-__global__ void __launch_bounds__(kThreads) dkv_kernel(const __grid_constant__ AttentionBackward p, const T* delta) {
+__global__ void __launch_bounds__(kThreads) dkv_kernel(const __grid_constant__ AttentionBackward p, Statistics<T> of) {
   constexpr int kTile = 16 * M;
   extern __shared__ __align__(16) unsigned char shared[];
   const int d = static_cast<int>(p.shape.dim);
@@ -236,8 +360,7 @@ __global__ void __launch_bounds__(kThreads) dkv_kernel(const __grid_constant__ A
   const std::int64_t b = blockIdx.x / tiles / p.shape.heads;
   const std::int64_t h = blockIdx.x / tiles % p.shape.heads;
   const Tables<T> tables(p, b % p.shape.groups, h);
-  const T* lse = static_cast<const T*>(p.lse) + (b * p.shape.heads + h) * nq;
-  delta += (b * p.shape.heads + h) * nq;
+  const std::int64_t row = (b * p.shape.heads + h) * nq;
   const int tx = threadIdx.x % 16;
   const int ty = threadIdx.x / 16;
 
@@ -260,7 +383,7 @@ __global__ void __launch_bounds__(kThreads) dkv_kernel(const __grid_constant__ A
         const int i = i0 + tx + 16 * c;
         const int j = j0 + ty + 16 * a;
         Element<T> e{};
-        if (i < nq && j < nk) e = tables.element(product_ji[a][c], dot_ji[a][c], i, j, lse[i], delta[i]);
+        if (i < nq && j < nk) e = tables.element(product_ji[a][c], dot_ji[a][c], i, j, of, row + i);
         weights[(ty + 16 * a) * (kTile + 1) + tx + 16 * c] = e.weight;
         dproducts[(ty + 16 * a) * (kTile + 1) + tx + 16 * c] = e.dproduct;
       }
@@ -273,7 +396,7 @@ __global__ void __launch_bounds__(kThreads) dkv_kernel(const __grid_constant__ A
 }
 
 template <class T, int M>
-__global__ void __launch_bounds__(kThreads) dq_kernel(const __grid_constant__ AttentionBackward p, const T* delta) {
+__global__ void __launch_bounds__(kThreads) dq_kernel(const __grid_constant__ AttentionBackward p, Statistics<T> of) {
   constexpr int kTile = 16 * M;
   extern __shared__ __align__(16) unsigned char shared[];
   const int d = static_cast<int>(p.shape.dim);
@@ -289,8 +412,7 @@ __global__ void __launch_bounds__(kThreads) dq_kernel(const __grid_constant__ At
   const std::int64_t b = blockIdx.x / tiles / p.shape.heads;
   const std::int64_t h = blockIdx.x / tiles % p.shape.heads;
   const Tables<T> tables(p, b % p.shape.groups, h);
-  const T* lse = static_cast<const T*>(p.lse) + (b * p.shape.heads + h) * nq;
-  delta += (b * p.shape.heads + h) * nq;
+  const std::int64_t row = (b * p.shape.heads + h) * nq;
   const int tx = threadIdx.x % 16;
   const int ty = threadIdx.x / 16;
 
@@ -313,7 +435,7 @@ __global__ void __launch_bounds__(kThreads) dq_kernel(const __grid_constant__ At
         const int j = j0 + tx + 16 * c;
         T value = 0;
         if (i < nq && j < nk) {
-          value = tables.element(product_ij[a][c], dot_ij[a][c], i, j, lse[i], delta[i]).dproduct;
+          value = tables.element(product_ij[a][c], dot_ij[a][c], i, j, of, row + i).dproduct;
         }
         dproducts[(ty + 16 * a) * (kTile + 1) + tx + 16 * c] = value;
       }
@@ -325,7 +447,8 @@ __global__ void __launch_bounds__(kThreads) dq_kernel(const __grid_constant__ At
 
 // Gradients of the tables in one (query, key) tile of one group and head: a sum over the images of the group, in order.
 template <class T, int M>
-__global__ void __launch_bounds__(kThreads) tables_kernel(const __grid_constant__ AttentionBackward p, const T* delta) {
+__global__ void __launch_bounds__(kThreads)
+    tables_kernel(const __grid_constant__ AttentionBackward p, Statistics<T> of) {
   constexpr int kTile = 16 * M;
   extern __shared__ __align__(16) unsigned char shared[];
   const int d = static_cast<int>(p.shape.dim);
@@ -350,8 +473,7 @@ __global__ void __launch_bounds__(kThreads) tables_kernel(const __grid_constant_
   T part_gain[M][M] = {}, part_bias[M][M] = {}, part_gate[M][M] = {};
   int images = 0;
   for (std::int64_t b = g; b < p.shape.batch; b += p.shape.groups) {
-    const T* lse = static_cast<const T*>(p.lse) + (b * p.shape.heads + h) * nq;
-    const T* deltas = delta + (b * p.shape.heads + h) * nq;
+    const std::int64_t row = (b * p.shape.heads + h) * nq;
     __syncthreads();
     load_rows<T, kTile>(q, head_of<T>(p.q, b, h), p.q.token, i0, nq, d);
     load_rows<T, kTile>(g_out, head_of<T>(p.dout, b, h), p.dout.token, i0, nq, d);
@@ -369,7 +491,7 @@ __global__ void __launch_bounds__(kThreads) tables_kernel(const __grid_constant_
         const int i = i0 + ty + 16 * a;
         const int j = j0 + tx + 16 * c;
         if (i < nq && j < nk) {
-          const Element<T> e = tables.element(product_ij[a][c], dot_ij[a][c], i, j, lse[i], deltas[i]);
+          const Element<T> e = tables.element(product_ij[a][c], dot_ij[a][c], i, j, of, row + i);
           part_gain[a][c] += e.dlogit * product_ij[a][c];
           part_bias[a][c] += e.dlogit;
           part_gate[a][c] += e.dgate;
@@ -418,20 +540,24 @@ cudaError_t forward(const AttentionForward& p, cudaStream_t stream) {
 }
 
 template <class T, int M>
-cudaError_t backward(const AttentionBackward& p, const T* delta, cudaStream_t stream) {
+cudaError_t backward(const AttentionBackward& p, void* scratch, cudaStream_t stream) {
   const AttentionShape& s = p.shape;
   const std::int64_t query_tiles = ceil_div(s.queries, 16 * M);
   const std::int64_t key_tiles = ceil_div(s.keys, 16 * M);
-  cudaError_t e = cudaSuccess;
-  if (p.dk.data || p.dv.data) {
-    e = start(dkv_kernel<T, M>, key_tiles * s.batch * s.heads, shared_bytes<T, M>(s.dim, 4, 2), stream, p, delta);
+  const std::int64_t rows = s.batch * s.heads * s.queries;
+  T* const first = static_cast<T*>(scratch);
+  const Statistics<T> of{first, first + rows, first + 2 * rows};
+  cudaError_t e =
+      start(statistics_kernel<T, M>, query_tiles * s.batch * s.heads, shared_bytes<T, M>(s.dim, 4, 0), stream, p, of);
+  if (e == cudaSuccess && (p.dk.data || p.dv.data)) {
+    e = start(dkv_kernel<T, M>, key_tiles * s.batch * s.heads, shared_bytes<T, M>(s.dim, 4, 2), stream, p, of);
   }
   if (e == cudaSuccess && p.dq.data) {
-    e = start(dq_kernel<T, M>, query_tiles * s.batch * s.heads, shared_bytes<T, M>(s.dim, 4, 1), stream, p, delta);
+    e = start(dq_kernel<T, M>, query_tiles * s.batch * s.heads, shared_bytes<T, M>(s.dim, 4, 1), stream, p, of);
   }
   if (e == cudaSuccess && (p.dgain || p.dbias || p.dgate)) {
     e = start(tables_kernel<T, M>, query_tiles * key_tiles * s.groups * s.heads, shared_bytes<T, M>(s.dim, 4, 0),
-              stream, p, delta);
+              stream, p, of);
   }
   return e;
 }
@@ -452,14 +578,17 @@ cudaError_t launch_simt(const AttentionForward& p, cudaStream_t stream) {
   return fits<float, 4>(d) ? forward<float, 4>(p, stream) : forward<float, 2>(p, stream);
 }
 
-cudaError_t launch_simt(const AttentionBackward& p, const void* delta, cudaStream_t stream) {
+std::size_t scratch_simt(const AttentionBackward& p) {
+  const std::int64_t rows = p.shape.batch * p.shape.heads * p.shape.queries;
+  return static_cast<std::size_t>(3 * rows) * (p.dtype == DType::kFloat64 ? sizeof(double) : sizeof(float));
+}
+
+cudaError_t launch_simt(const AttentionBackward& p, void* scratch, cudaStream_t stream) {
   const std::int64_t d = p.shape.dim;
   if (p.dtype == DType::kFloat64) {
-    const double* x = static_cast<const double*>(delta);
-    return fits<double, 2>(d) ? backward<double, 2>(p, x, stream) : backward<double, 1>(p, x, stream);
+    return fits<double, 2>(d) ? backward<double, 2>(p, scratch, stream) : backward<double, 1>(p, scratch, stream);
   }
-  const float* x = static_cast<const float*>(delta);
-  return fits<float, 4>(d) ? backward<float, 4>(p, x, stream) : backward<float, 2>(p, x, stream);
+  return fits<float, 4>(d) ? backward<float, 4>(p, scratch, stream) : backward<float, 2>(p, scratch, stream);
 }
 
 }  // namespace violin::kernels::cuda

@@ -97,17 +97,15 @@ cudaError_t allow_most_shared(Kernel kernel, std::size_t beside = 0) {
                               static_cast<int>(most_shared() - beside));
 }
 
-// D [B,h,Nq] = rowsum(dO o O), as float (double for double inputs).
-cudaError_t launch_delta(const AttentionBackward& p, void* delta, cudaStream_t stream);
-
-// The paths; simt and sm80 are given D.
+// The paths; sm80 is given D.
 cudaError_t launch_simt(const AttentionForward& p, cudaStream_t stream);
-cudaError_t launch_simt(const AttentionBackward& p, const void* delta, cudaStream_t stream);
+cudaError_t launch_simt(const AttentionBackward& p, void* scratch, cudaStream_t stream);
 cudaError_t launch_sm80(const AttentionForward& p, void* scratch, cudaStream_t stream);
 cudaError_t launch_sm80(const AttentionBackward& p, float* delta, void* scratch, cudaStream_t stream);
 cudaError_t launch_sm90(const AttentionForward& p, void* scratch, cudaStream_t stream);
 cudaError_t launch_sm90(const AttentionBackward& p, void* scratch, cudaStream_t stream);
 // Scratch; for sm80, beside D.
+std::size_t scratch_simt(const AttentionBackward& p);
 std::size_t scratch_sm80(const AttentionForward& p);
 std::size_t scratch_sm80(const AttentionBackward& p);
 std::size_t scratch_sm90(const AttentionForward& p);
