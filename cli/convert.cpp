@@ -95,7 +95,8 @@ void add_convert(CLI::App& app) {
   verb->add_option("--classes", options->classes, "Names of the classes, one per line or a JSON list")
       ->type_name("FILE")
       ->group("Images");
-  verb->add_option("--statistics", options->statistics, "Mean and deviation: imagenet, inception, cifar10, cifar100")
+  verb->add_option("--statistics", options->statistics,
+                   "Mean and deviation: imagenet, inception, cifar10, cifar100 or m,m,m:d,d,d")
       ->type_name("NAME")
       ->group("Images");
   verb->add_option("--crop-pct", options->crop_pct, "Share of the image that evaluation looks at")

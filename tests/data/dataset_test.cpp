@@ -330,6 +330,7 @@ TEST(Cifar, ReadsTheFilesOfCifar10) {
   const Dataset dataset = open_dataset(folder.path(), {.held_out = 0.2});
   EXPECT_EQ(dataset.layout, Layout::kCifar10);
   EXPECT_EQ(dataset.classes.front(), "z");  // as in the file: labels are numbers already
+  EXPECT_NE(dataset.notes.front().find("data_batch_3.bin, data_batch_4.bin, data_batch_5.bin"), std::string::npos);
   EXPECT_EQ(dataset.train.size(), 40);
   EXPECT_EQ(dataset.val.size(), 10);
   EXPECT_EQ(dataset.test.size(), 10);

@@ -101,7 +101,14 @@ TEST(Normalise, SubtractsTheMeanAndDividesPerChannel) {
     }
   }
   EXPECT_EQ(parse_statistics("inception"), kInceptionStatistics);
-  EXPECT_THROW(parse_statistics("mnist"), Error);
+  const Normalisation own = {{0.5, 0.25, 1}, {0.125, 0.2, 0.3}};
+  EXPECT_EQ(parse_statistics("0.5,0.25,1:0.125,0.2,0.3"), own);
+  EXPECT_EQ(parse_statistics(to_string(own)), own);
+  EXPECT_EQ(to_string(kImageNetStatistics), "0.485,0.456,0.406:0.229,0.224,0.225");
+  for (const char* wrong : {"mnist", "", "0.5:0.5", "0.5,0.5,0.5", "0.5,0.5,0.5:", "0.5,0.5,0.5:0.2,0.2,0", ":,,:,,",
+                            "0.5,0.5,0.5:0.2,0.2,0.2,0.2", "0.5,0.5,1.5:0.2,0.2,0.2", "0.5,0.5,nan:0.2,0.2,0.2",
+                            "0.5,0.5,0.5:0.2,0.2,-0.2", "0.5,0.5,0.5:0.2,0.2,0.2 ", "124,116,104:58,57,57"})
+    EXPECT_THROW(parse_statistics(wrong), Error) << wrong;
 }
 
 TEST(RandomResizedCrop, FollowsAreaAndRatio) {

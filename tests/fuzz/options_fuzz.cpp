@@ -8,6 +8,7 @@
 
 #include "violin/curves/curves.h"
 #include "violin/data/augment.h"
+#include "violin/data/transforms.h"
 #include "violin/error.h"
 #include "violin/nn/json_text.h"
 #include "violin/size.h"
@@ -52,6 +53,13 @@ void check_augmentation(std::string_view text) {
   require(image.width == 5 && image.height == 4 && image.pixels.size() == 60);
 }
 
+void check_statistics(std::string_view text) {
+  const data::Normalisation values = data::parse_statistics(text);
+  for (std::size_t c = 0; c < 3; ++c) {
+    require(values.mean[c] >= 0 && values.mean[c] <= 1 && values.deviation[c] > 0 && values.deviation[c] <= 1);
+  }
+}
+
 void check_json(std::string_view text) {
   const nlohmann::json value = nn::parse_json(text, "input");
   require(nn::parse_json(nn::json_text(value, 2), "again") == value);
@@ -64,7 +72,7 @@ void check_json(std::string_view text) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace violin;
   const std::string_view text(reinterpret_cast<const char*>(data), size);
-  for (const auto check : {check_grid, check_curves, check_size, check_augmentation, check_json})
+  for (const auto check : {check_grid, check_curves, check_size, check_augmentation, check_statistics, check_json})
     attempt([&] { check(text); });
   return 0;
 }

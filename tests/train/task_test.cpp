@@ -49,6 +49,57 @@ TEST(Task, SquareWeightsAreFinetunedAtARectangle) {
                         nn::resample_positions(square.pos_embed.detach(), {4, 4}, {2, 6}, 0, "timm")));
 }
 
+TEST(Task, SmallImagesAreTakenAsTheyAreWhateverTheWeightsDid) {
+  const TemporaryFolder folder;
+  write_images(folder.path() / "data", 4, 6);
+  const auto crop_after = [&](std::int64_t before, std::int64_t after, data::EvalCrop crop) {
+    nn::ModelConfig config = tiny_model();
+    config.img_size = Size::square(before);
+    const nn::VisionTransformer model(config, 1);
+    const data::EvalOptions prepared = {.size = config.img_size, .crop_pct = 0.9, .crop = crop};
+    checkpoint::save_model(folder.path() / "w.safetensors", model, prepared);
+    train::Request request = tiny_request(folder.path() / "data");
+    request.config.reset();
+    request.weights = folder.path() / "w.safetensors";
+    request.options.img_size = Size::square(after);
+    const data::EvalOptions result = train::prepare(request).task.preprocessing;
+    EXPECT_EQ(result.size, Size::square(after));
+    EXPECT_EQ(result.crop, crop);
+    return result.crop_pct;
+  };
+  EXPECT_EQ(crop_after(40, 32, data::EvalCrop::kCentre), 1);
+  EXPECT_EQ(crop_after(40, 36, data::EvalCrop::kCentre), 0.9);
+  EXPECT_EQ(crop_after(32, 24, data::EvalCrop::kCentre), 0.9);  // they were small, and scaled all the same
+  EXPECT_EQ(crop_after(40, 32, data::EvalCrop::kSquash), 0.9);
+}
+
+TEST(Task, StatisticsAreGivenMeasuredOrTheWeights) {
+  const TemporaryFolder folder;
+  write_images(folder.path() / "data", 4, 6);
+  const data::Normalisation own = {{0.1, 0.2, 0.3}, {0.4, 0.5, 0.6}};
+  checkpoint::save_model(folder.path() / "w.safetensors", nn::VisionTransformer(tiny_model(), 1),
+                         {.size = Size::square(16), .normalisation = own});
+  for (const bool from_weights : {false, true}) {
+    train::Request request = tiny_request(folder.path() / "data");
+    if (from_weights) {
+      request.config.reset();
+      request.weights = folder.path() / "w.safetensors";
+    }
+    const auto prepared = [&](const char* statistics) {
+      request.options.statistics = statistics;
+      return train::prepare(request);
+    };
+    EXPECT_EQ(prepared("auto").task.preprocessing.normalisation, from_weights ? own : data::kCifar100Statistics);
+    EXPECT_EQ(prepared("imagenet").task.preprocessing.normalisation, data::kImageNetStatistics);
+    EXPECT_EQ(prepared("0.1,0.2,0.3:0.4,0.5,0.6").task.preprocessing.normalisation, own);
+    const train::Prepared measured = prepared("data");
+    EXPECT_EQ(measured.task.preprocessing.normalisation,
+              data::measure_statistics(measured.dataset.train, 1).normalisation);
+    EXPECT_NE(measured.task.notes.back().find("training images"), std::string::npos);
+    EXPECT_THROW(prepared("mnist"), Error);
+  }
+}
+
 TEST(Task, ASizeIsMadeOfWholePatches) {
   const TemporaryFolder folder;
   write_images(folder.path() / "data", 4, 6);

@@ -338,8 +338,13 @@ class Loader {
     if (description_.preprocessing) {
       result_.preprocessing = *description_.preprocessing;
       // One number beside a rectangular model leaves the other side out; the model knows both.
-      Size& size = result_.preprocessing.size;
-      if (options_.img_size || (size.is_square() && !config.img_size.is_square())) size = wanted_;
+      data::EvalOptions& asked = result_.preprocessing;
+      if (options_.img_size || (asked.size.is_square() && !config.img_size.is_square())) {
+        // Images as small as this are taken as they are; those of the file were not, or it says so already.
+        const bool becomes_small = data::is_small(wanted_) && !data::is_small(asked.size);
+        if (becomes_small && asked.crop == data::EvalCrop::kCentre) asked.crop_pct = 1;
+        asked.size = wanted_;
+      }
     } else {
       result_.preprocessing = default_preprocessing(family_, config);
       note("the file does not say how images are prepared: " +

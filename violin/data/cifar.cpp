@@ -119,10 +119,18 @@ Dataset open_cifar(const fs::path& folder, Layout layout) {
   std::vector<Sample> train;
   std::vector<Sample> test;
   if (layout == Layout::kCifar10) {
+    std::string missing;
     for (int i = 1; i <= 5; ++i) {
       const std::string name = "data_batch_" + std::to_string(i) + ".bin";
-      if (has(folder, name.c_str())) source->add(folder / name, train);
+      if (has(folder, name.c_str())) {
+        source->add(folder / name, train);
+      } else {
+        missing += (missing.empty() ? "" : ", ") + name;
+      }
     }
+    if (!missing.empty() && !train.empty())
+      dataset.notes.push_back("not all of CIFAR-10 is in '" + folder.string() + "', without " + missing +
+                              " there are " + std::to_string(train.size()) + " training images");
     if (has(folder, "test_batch.bin")) source->add(folder / "test_batch.bin", test);
   } else {
     if (has(folder, "train.bin")) source->add(folder / "train.bin", train);

@@ -220,8 +220,8 @@ Dataset open_folders(const fs::path& path, const DatasetOptions& options) {
                             " beside the class folders left out, the first '" + strays.first + "'");
   }
   if (others.count > 0) {
-    dataset.notes.push_back(std::to_string(others.count) +
-                            " files that are not JPEG, PNG or WebP left out, the first '" + others.first + "'");
+    dataset.notes.push_back(std::to_string(others.count) + (others.count == 1 ? " file that is" : " files that are") +
+                            " not JPEG, PNG or WebP left out, the first '" + others.first + "'");
   }
   return dataset;
 }

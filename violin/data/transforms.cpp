@@ -1,6 +1,7 @@
 #include "violin/data/transforms.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -49,14 +50,50 @@ EvalOptions eval_part(const TrainOptions& options) {
           options.interpolation, options.normalisation};
 }
 
+// Three numbers from 0 to 1 between commas.
+bool parse_channels(std::string_view text, std::array<double, 3>& channels) {
+  const char* at = text.data();
+  const char* const end = at + text.size();
+  for (std::size_t i = 0; i < channels.size(); ++i) {
+    if (i > 0 && (at == end || *at++ != ',')) return false;
+    const auto [rest, error] = std::from_chars(at, end, channels[i]);
+    if (error != std::errc() || !(channels[i] >= 0 && channels[i] <= 1)) return false;
+    at = rest;
+  }
+  return at == end;
+}
+
 }  // namespace
 
-Normalisation parse_statistics(std::string_view name) {
-  if (name == "imagenet") return kImageNetStatistics;
-  if (name == "inception") return kInceptionStatistics;
-  if (name == "cifar10") return kCifar10Statistics;
-  if (name == "cifar100") return kCifar100Statistics;
-  throw Error("unknown statistics " + in_quotes(name) + ": choose imagenet, inception, cifar10 or cifar100");
+Normalisation parse_statistics(std::string_view text) {
+  if (text == "imagenet") return kImageNetStatistics;
+  if (text == "inception") return kInceptionStatistics;
+  if (text == "cifar10") return kCifar10Statistics;
+  if (text == "cifar100") return kCifar100Statistics;
+  const std::size_t colon = text.find(':');
+  Normalisation result;
+  if (colon != std::string_view::npos && parse_channels(text.substr(0, colon), result.mean) &&
+      parse_channels(text.substr(colon + 1), result.deviation) &&
+      std::ranges::all_of(result.deviation, [](double x) { return x > 0; })) {
+    return result;
+  }
+  throw Error(
+      "unknown statistics " + in_quotes(text) +
+      ": choose imagenet, inception, cifar10, cifar100, or three means and three deviations between 0 and 1, as "
+      "in 0.49,0.48,0.45:0.23,0.22,0.23");
+}
+
+std::string to_string(const Normalisation& normalisation) {
+  const auto text_of = [](const std::array<double, 3>& channels) {
+    std::string text;
+    for (const double x : channels) {
+      std::array<char, 32> digits{};
+      const auto [end, error] = std::to_chars(digits.begin(), digits.end(), x, std::chars_format::general, 4);
+      text += (text.empty() ? "" : ",") + std::string(digits.begin(), end);
+    }
+    return text;
+  };
+  return text_of(normalisation.mean) + ":" + text_of(normalisation.deviation);
 }
 
 TrainOptions deit_augmentation(const Size& size, const Normalisation& normalisation) {

@@ -26,8 +26,10 @@ inline constexpr Normalisation kImageNetStatistics = {};
 inline constexpr Normalisation kInceptionStatistics = {{0.5, 0.5, 0.5}, {0.5, 0.5, 0.5}};
 inline constexpr Normalisation kCifar10Statistics = {{0.4914, 0.4822, 0.4465}, {0.2470, 0.2435, 0.2616}};
 inline constexpr Normalisation kCifar100Statistics = {{0.5071, 0.4865, 0.4409}, {0.2673, 0.2564, 0.2762}};
-// "imagenet", "inception", "cifar10", "cifar100"; throws violin::Error for another name.
-Normalisation parse_statistics(std::string_view name);
+// "imagenet", "inception", "cifar10", "cifar100", or means and deviations as "0.49,0.48,0.45:0.23,0.22,0.23"; throws
+// violin::Error for anything else.
+Normalisation parse_statistics(std::string_view text);
+std::string to_string(const Normalisation& normalisation);  // as that reads it, with four digits
 
 // What evaluation does to an image; travels with the weights.
 enum class EvalCrop {

@@ -247,7 +247,7 @@ void check(const Options& o) {
   require(o.smoothing >= 0 && o.smoothing < 1, "smoothing", o.smoothing, "from 0 up to, but not, 1");
   require(o.colour_jitter >= 0, "colour_jitter", o.colour_jitter, "0 or more");
   within("repeats", o.repeats, 1, 64);
-  one_of("statistics", o.statistics, {"auto", "imagenet", "inception", "cifar10", "cifar100"});
+  if (o.statistics != "auto" && o.statistics != "data") data::parse_statistics(o.statistics);
   one_of("class_weights", o.class_weights, {"none", "inverse"});
   require(!o.balanced || o.class_weights == "none", "class_weights", o.class_weights,
           "none beside balanced, which makes up for rare classes already");

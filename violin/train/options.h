@@ -118,7 +118,8 @@ void visit_options(O& o, Visitor&& visitor) {
   visitor("smoothing", o.smoothing, g, "Label smoothing");
   visitor("repeats", o.repeats, g, "Repeated augmentation: visits of an image per epoch");
   visitor("statistics", o.statistics, g,
-          "auto (the weights', or CIFAR's up to 32 pixels), imagenet, inception, cifar10, cifar100");
+          "auto (the weights', or CIFAR's up to 32 pixels), data (measured), imagenet, inception, cifar10, cifar100, "
+          "or m,m,m:d,d,d");
   g = "Data";
   visitor("class_weights", o.class_weights, g, "Of the loss: none, or inverse to how often a class occurs");
   visitor("balanced", o.balanced, g, "Draw every class equally often");

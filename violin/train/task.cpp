@@ -15,14 +15,14 @@ namespace {
 
 using nlohmann::json;
 
-data::EvalOptions fresh_preprocessing(const Options& options, const nn::ModelConfig& model, data::Layout layout) {
+constexpr std::int64_t kImagesMeasured = 10000;  // more tell no more
+
+data::EvalOptions fresh_preprocessing(const nn::ModelConfig& model, data::Layout layout) {
   data::EvalOptions result;
   result.size = model.img_size;
   const bool small = data::is_small(result.size);
   result.crop_pct = small || result.size.longer() >= 384 ? 1 : 0.9;
-  if (options.statistics != "auto") {
-    result.normalisation = data::parse_statistics(options.statistics);
-  } else if (layout == data::Layout::kCifar10) {
+  if (layout == data::Layout::kCifar10) {
     result.normalisation = data::kCifar10Statistics;
   } else if (small) {
     result.normalisation = data::kCifar100Statistics;
@@ -190,7 +190,7 @@ Prepared prepare(const Request& request) {
     if (options.train_what != "all")
       task.notes.push_back("only a part of the weights is trained (" + options.train_what +
                            "), and the others are random: violin finetune --weights starts from trained ones");
-    task.preprocessing = fresh_preprocessing(options, config, dataset.layout);
+    task.preprocessing = fresh_preprocessing(config, dataset.layout);
   } else {
     checkpoint::LoadOptions load;
     load.model = request.model;
@@ -202,7 +202,6 @@ Prepared prepare(const Request& request) {
     checkpoint::LoadedModel loaded = checkpoint::load_model(request.weights, load);
     prepared.model = loaded.model;
     task.preprocessing = loaded.preprocessing;
-    if (options.statistics != "auto") task.preprocessing.normalisation = data::parse_statistics(options.statistics);
     for (const auto& lines : {loaded.report.adapted, loaded.report.warnings()})
       task.notes.insert(task.notes.end(), lines.begin(), lines.end());
     // A head for as many, but other classes starts afresh as well.
@@ -233,6 +232,15 @@ Prepared prepare(const Request& request) {
     throw Error("training takes images of 3 channels; the model's have " + std::to_string(model.config().in_chans));
   if (options.img_size != Size{}) check_whole_patches(options.img_size, model.config().patch_size);
   task.preprocessing.size = model.config().img_size;
+  if (options.statistics == "data") {
+    const data::Measurement measured =
+        data::measure_statistics(dataset.train.limited(kImagesMeasured, options.seed), at::get_num_threads());
+    task.preprocessing.normalisation = measured.normalisation;
+    task.notes.push_back("statistics of " + std::to_string(measured.images) +
+                         " training images: " + data::to_string(measured.normalisation));
+  } else if (options.statistics != "auto") {
+    task.preprocessing.normalisation = data::parse_statistics(options.statistics);
+  }
   if (options.crop == "squash") {
     task.preprocessing.crop = data::EvalCrop::kSquash;
     task.preprocessing.crop_pct = 1;
