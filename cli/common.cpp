@@ -14,17 +14,12 @@
 #include <filesystem>
 #include <new>
 
-#include "violin/checkpoint/message.h"
 #include "violin/data/dataset.h"
 #include "violin/data/file.h"
+#include "violin/text.h"
 #include "violin/train/run_folder.h"
 
 namespace violin::cli {
-
-std::string printable(std::string_view text) {
-  const std::string quoted = checkpoint::file_in_quotes(text);
-  return quoted.substr(1, quoted.size() - 2);
-}
 
 std::string message_of(const std::exception& error) {
   const auto* torch_error = dynamic_cast<const c10::Error*>(&error);

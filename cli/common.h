@@ -13,6 +13,7 @@
 
 #include "violin/curves/curves.h"
 #include "violin/error.h"
+#include "violin/text.h"
 #include "violin/viz/scene.h"
 
 namespace violin::cli {
@@ -56,10 +57,6 @@ void check_output(std::string_view option, const std::string& path, const std::v
 // Two files that will be written are two, however they are spelled. Throws Usage.
 void check_different(std::string_view option, const std::string& path, std::string_view other_option,
                      const std::string& other);
-
-// Names of files and classes may hold anything: control characters and broken UTF-8 as \xNN, so that text stays one
-// line and steers no terminal.
-std::string printable(std::string_view text);
 
 // To stdout; throws violin::Error when it cannot be written. A note goes to stderr as one line.
 void print(std::string_view text);

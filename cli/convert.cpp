@@ -5,8 +5,8 @@
 
 #include "cli/common.h"
 #include "cli/weights.h"
-#include "violin/checkpoint/message.h"
 #include "violin/nn/json_text.h"
+#include "violin/text.h"
 
 namespace violin::cli {
 namespace {
@@ -50,7 +50,7 @@ void run_convert(const Options& options) {
   checkpoint::LoadedModel loaded = checkpoint::load_model(options.in, load);
   if (options.merge_adapters) {
     if (!loaded.model->config().adapters)
-      throw Usage("--merge-adapters: " + checkpoint::file_in_quotes(options.in) + " has no adapters");
+      throw Usage("--merge-adapters: " + file_in_quotes(options.in) + " has no adapters");
     loaded.model->merge_adapters();
     loaded.model->drop_adapters();
     loaded.report.adapted.push_back("adapters merged into the weights");

@@ -10,10 +10,10 @@
 #include "cli/compute.h"
 #include "cli/progress.h"
 #include "cli/weights.h"
-#include "violin/checkpoint/message.h"
 #include "violin/checkpoint/safetensors.h"
 #include "violin/data/loader.h"
 #include "violin/nn/json_text.h"
+#include "violin/text.h"
 
 namespace violin::cli {
 namespace {
@@ -89,8 +89,8 @@ void from_tensors(const Options& options, Collector& collector) {
   const checkpoint::TensorFile file = checkpoint::TensorFile::open(options.input);
   const at::Tensor images = file.tensor("images");
   if (images.dim() != 4 || images.size(0) < 1 || !at::isFloatingType(images.scalar_type())) {
-    throw Error(checkpoint::file_in_quotes(options.input) + ": tensor 'images' is " +
-                checkpoint::shape_text(images.sizes().vec()) + " of " + c10::toString(images.scalar_type()) +
+    throw Error(file_in_quotes(options.input) + ": tensor 'images' is " + checkpoint::shape_text(images.sizes().vec()) +
+                " of " + c10::toString(images.scalar_type()) +
                 "; expected floating-point numbers [images,channels,height,width]");
   }
   Progress progress("features", images.size(0), "images");
@@ -133,7 +133,7 @@ Read from_images(const Options& options, const Compute& compute, const data::Eva
   progress.finish();
   read.bad = loader.bad_images();
   for (const data::BadImage& bad : read.bad) note("skipped a bad image: " + bad.message);
-  if (read.names.empty()) throw Error(checkpoint::file_in_quotes(options.input) + ": no image could be decoded");
+  if (read.names.empty()) throw Error(file_in_quotes(options.input) + ": no image could be decoded");
   return read;
 }
 

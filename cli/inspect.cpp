@@ -14,10 +14,10 @@
 
 #include "cli/common.h"
 #include "cli/weights.h"
-#include "violin/checkpoint/message.h"
 #include "violin/nn/json_text.h"
 #include "violin/nn/mask.h"
 #include "violin/number_text.h"
+#include "violin/text.h"
 #include "violin/viz/decay_chart.h"
 #include "violin/viz/terminal.h"
 
@@ -78,7 +78,7 @@ Masks read_masks(const checkpoint::State& state, const nn::ModelConfig& config) 
       const std::string full_name = layer + name;
       const checkpoint::StateEntry* entry = state.find(full_name);
       if (entry == nullptr || place.sizes().vec() != entry->sizes) {
-        throw Error(checkpoint::file_in_quotes(state.file) + ": tensor '" + full_name + "' " +
+        throw Error(file_in_quotes(state.file) + ": tensor '" + full_name + "' " +
                     (entry == nullptr ? "is missing"
                                       : "is " + checkpoint::shape_text(entry->sizes) + "; expected " +
                                             checkpoint::shape_text(place.sizes().vec())));
@@ -269,7 +269,7 @@ constexpr const char* kIdleNote =
 void print_text(const Inspected& result, const Options& options) {
   std::vector<std::vector<std::string>> rows = {{"tensor", "shape", "dtype"}};
   for (const checkpoint::NamedRef& entry : result.tensors) {
-    const std::string name = checkpoint::in_quotes(entry.name, 200);
+    const std::string name = in_quotes(entry.name, 200);
     rows.push_back({name.substr(1, name.size() - 2), checkpoint::shape_text(entry.tensor.sizes),
                     std::string(checkpoint::info(entry.tensor.dtype).torch)});
   }
@@ -352,7 +352,7 @@ ordered_json to_json(const Inspected& result) {
 
 viz::DecayChart chart_of(const Inspected& result) {
   if (!result.architecture || result.masks.layers.empty()) {
-    throw Error(checkpoint::file_in_quotes(result.file) + " has no mask to draw" +
+    throw Error(file_in_quotes(result.file) + " has no mask to draw" +
                 (result.no_architecture.empty() ? "" : ": " + result.no_architecture));
   }
   viz::DecayChart chart;

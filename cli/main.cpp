@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "cli/common.h"
-#include "violin/curves/text.h"
+#include "violin/text.h"
 #include "violin/version.h"
 
 namespace violin::cli {
@@ -59,10 +59,10 @@ std::string unexpected(const CLI::App& app, const CLI::App& verb) {
   }
   std::error_code ignored;
   if (option && std::filesystem::exists(word, ignored))
-    return "unknown option " + curves::quoted(word) + "; the file of this name is " + curves::quoted("./" + word);
-  const std::string nearest = known.empty() ? "" : curves::nearest_word(word.substr(0, word.find('=')), known);
+    return "unknown option " + in_quotes(word) + "; the file of this name is " + in_quotes("./" + word);
+  const std::string nearest = known.empty() ? "" : nearest_word(word.substr(0, word.find('=')), known);
   const std::string kind = option ? "unknown option " : &app == &verb ? "unknown verb " : "unexpected argument ";
-  return kind + curves::quoted(word) + (nearest.empty() ? "" : "; did you mean '" + nearest + "'?");
+  return kind + in_quotes(word) + (nearest.empty() ? "" : "; did you mean '" + nearest + "'?");
 }
 
 // A file that is opened gets the lowest free number: with standard error closed, messages would land in it. What cannot

@@ -6,9 +6,9 @@
 
 #include "cli/common.h"
 #include "cli/weights.h"
-#include "violin/curves/text.h"
 #include "violin/nn/registry.h"
 #include "violin/nn/vit.h"
+#include "violin/text.h"
 
 namespace violin::cli {
 namespace {

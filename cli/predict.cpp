@@ -95,7 +95,7 @@ void predict(const Options& options) {
   progress.finish();
   const std::vector<data::BadImage> bad = loader.bad_images();
   for (const data::BadImage& image : bad) note("skipped a bad image: " + image.message);
-  if (!bad.empty()) note("skipped " + std::to_string(bad.size()) + " bad image" + (bad.size() == 1 ? "" : "s"));
+  if (!bad.empty()) note("skipped " + counted(std::ssize(bad), "bad image"));
   if (list.empty()) throw Error("none of the images could be read");
   // First what was asked for: a picture that cannot be written takes nothing away.
   print(options.json ? nn::json_text(list, 2) + "\n" : text);

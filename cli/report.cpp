@@ -369,7 +369,7 @@ viz::RunReport collect(const fs::path& folder, const Options& options, const Com
       {"mask", mask_text(task.model.violin)},
       {"data", task.data.filename().string() + ", " + std::to_string(task.classes.size()) + " classes"},
       {"started from", task.weights.empty() ? "scratch" : task.weights.filename().string()},
-      {"recipe", task.options.recipe + ", " + std::to_string(task.options.epochs) + " epochs, batch " +
+      {"recipe", task.options.recipe + ", " + counted(task.options.epochs, "epoch") + ", batch " +
                      std::to_string(task.options.batch_size) + ", learning rate " +
                      number_text(task.options.peak_lr(), "%.3g") + ", seed " + std::to_string(task.options.seed)},
       {"validation top-1", score.val_top1 ? number_text(*score.val_top1, "%.2f%%") + " in the best epoch" : "–"},

@@ -227,11 +227,9 @@ void print_outcome(const train::Outcome& outcome, const std::filesystem::path& r
     print(nn::json_text(object, 2) + "\n");
     return;
   }
-  std::string text = "trained " + std::to_string(outcome.epochs) + " epochs in " + clock_text(outcome.seconds) + " (" +
+  std::string text = "trained " + counted(outcome.epochs, "epoch") + " in " + clock_text(outcome.seconds) + " (" +
                      number_text(outcome.images_per_second, "%.0f") + " images/s)\n";
-  if (outcome.skipped > 0)
-    text +=
-        "skipped " + std::to_string(outcome.skipped) + " bad image" + (outcome.skipped == 1 ? "" : "s") + " of train\n";
+  if (outcome.skipped > 0) text += "skipped " + counted(outcome.skipped, "bad image") + " of train\n";
   if (outcome.best_epoch >= 0)
     text += "best val top-1 " + number_text(outcome.best_top1, "%.2f") + "% in epoch " +
             std::to_string(outcome.best_epoch + 1) + "\n";

@@ -4,10 +4,10 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/common.h"
-#include "violin/checkpoint/message.h"
 #include "violin/data/file.h"
 #include "violin/nn/json_text.h"
 #include "violin/nn/registry.h"
+#include "violin/text.h"
 
 namespace violin::cli {
 namespace {
@@ -51,11 +51,11 @@ Size parse_size(const std::string& option, const std::string& text, std::int64_t
 }
 
 nn::ModelConfig read_model_config(const std::string& path) {
-  const nlohmann::json json = nn::parse_json(read_text(path), checkpoint::file_in_quotes(path));
+  const nlohmann::json json = nn::parse_json(read_text(path), file_in_quotes(path));
   try {
     return nn::model_from_json(json);
   } catch (const Error& error) {
-    throw Error(checkpoint::file_in_quotes(path) + ": " + error.what());
+    throw Error(file_in_quotes(path) + ": " + error.what());
   }
 }
 
@@ -65,7 +65,7 @@ std::vector<std::string> read_class_names(const std::string& path) {
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (json.is_array()) {
     for (const nlohmann::json& name : json) {
-      if (!name.is_string()) throw Error(checkpoint::file_in_quotes(path) + " is no JSON list of names");
+      if (!name.is_string()) throw Error(file_in_quotes(path) + " is no JSON list of names");
       names.push_back(name.get<std::string>());
     }
     return names;
@@ -78,7 +78,7 @@ std::vector<std::string> read_class_names(const std::string& path) {
     if (!line.empty()) names.emplace_back(line);
     left.remove_prefix(end == std::string_view::npos ? left.size() : end + 1);
   }
-  if (names.empty()) throw Error(checkpoint::file_in_quotes(path) + " holds no class names");
+  if (names.empty()) throw Error(file_in_quotes(path) + " holds no class names");
   return names;
 }
 

@@ -2,7 +2,7 @@
 include(CMakePackageConfigHelpers)
 
 set(violin_installed
-    violin_base violin_curves violin_kernels violin_ops violin_data violin_data_torch violin_viz violin_nn)
+    violin_base violin_text violin_curves violin_kernels violin_ops violin_data violin_data_torch violin_viz violin_nn)
 if(TARGET violin_kernels_cuda)
   list(APPEND violin_installed violin_kernels_cuda)
 endif()
@@ -17,7 +17,7 @@ foreach(target ${violin_installed})
   add_library(violin::${short} ALIAS ${target})
 endforeach()
 # Our headers are C++20. Not said of violin_base, which CUDA targets use too: CMake 3.25 knows no CUDA 20.
-foreach(target violin_curves violin_ops violin_data violin_data_torch violin_viz violin_nn violin_checkpoint violin_predict)
+foreach(target violin_text violin_curves violin_ops violin_data violin_data_torch violin_viz violin_nn violin_checkpoint violin_predict)
   target_compile_features(${target} INTERFACE cxx_std_20)
 endforeach()
 add_library(violin_all INTERFACE)

@@ -218,10 +218,10 @@ TEST(ImageFolder, PipesAreLeftOutAndLinksFollowed) {
 TEST(ImageFolder, NamesThatAreNotUtf8AreRefused) {
   const TemporaryFolder folder;
   write_classes(folder.path(), {"a", "caf\xe9"}, {2, 2});
-  EXPECT_TRUE(contains(opening_error(folder.path()), "/caf\xe9' is not UTF-8: rename it"))
+  EXPECT_TRUE(contains(opening_error(folder.path()), "/caf\\xe9' is not UTF-8: rename it"))
       << opening_error(folder.path());
   write_text(folder.path() / "list.csv", "path,label\na/0.png,x\na/1.png,caf\xe9\n");
-  EXPECT_TRUE(contains(opening_error(folder.path() / "list.csv"), "line 3: label 'caf\xe9' is not UTF-8"));
+  EXPECT_TRUE(contains(opening_error(folder.path() / "list.csv"), "line 3: label 'caf\\xe9' is not UTF-8"));
   fs::rename(folder.path() / "caf\xe9", folder.path() / "caf\xc3\xa9");
   EXPECT_EQ(open_dataset(folder.path()).classes.size(), 2u);
 }

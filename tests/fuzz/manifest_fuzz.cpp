@@ -13,6 +13,7 @@
 #include "violin/data/file.h"
 #include "violin/data/layouts.h"
 #include "violin/error.h"
+#include "violin/text.h"
 
 namespace violin::data {
 namespace {

@@ -8,10 +8,10 @@
 #include <filesystem>
 #include <set>
 
-#include "violin/checkpoint/message.h"
 #include "violin/curves/curves.h"
 #include "violin/error.h"
 #include "violin/nn/registry.h"
+#include "violin/text.h"
 
 namespace violin::checkpoint {
 namespace {
@@ -147,8 +147,7 @@ void infer_mask(const State& state, Architecture& result, std::optional<std::int
     }
     if (mask.decay_per_axis && curves == 1) chosen = "manhattan";
     if (chosen.empty()) {
-      throw Error(file_in_quotes(state.file) + ": masks have " + std::to_string(curves) +
-                  (curves == 1 ? " curve" : " curves") +
+      throw Error(file_in_quotes(state.file) + ": masks have " + counted(curves, "curve") +
                   ", and the file does not say which; give the model (--config)");
     }
     mask.curves = chosen;

@@ -1,8 +1,8 @@
 // Which format is it? Told by content, since extensions lie; what is not read gets a message with a way out.
 #include "violin/checkpoint/document.h"
 
-#include "violin/checkpoint/message.h"
 #include "violin/error.h"
+#include "violin/text.h"
 
 namespace violin::checkpoint {
 namespace {

@@ -9,8 +9,8 @@
 #include <cstring>
 #include <utility>
 
-#include "violin/checkpoint/message.h"
 #include "violin/error.h"
+#include "violin/text.h"
 
 namespace violin::checkpoint {
 namespace {

@@ -7,11 +7,11 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "violin/checkpoint/message.h"
 #include "violin/checkpoint/safetensors.h"
 #include "violin/error.h"
 #include "violin/nn/json_text.h"
 #include "violin/nn/registry.h"
+#include "violin/text.h"
 #include "violin/version.h"
 
 namespace violin::checkpoint {
@@ -66,11 +66,6 @@ std::int64_t prefix_rows(const ModelConfig& config) {
 }
 
 // Names come out of files; here they stand in a table, without quotes.
-std::string printable(const std::string& line) {
-  const std::string quoted = in_quotes(line, 400);
-  return quoted.substr(1, quoted.size() - 2);
-}
-
 class Loader {
  public:
   Loader(const std::filesystem::path& path, const LoadOptions& options)
@@ -302,7 +297,7 @@ class Loader {
       }
     }
     for (const auto& [dtype, count] : converted_)
-      adapted(std::to_string(count) + (count == 1 ? " tensor" : " tensors") + " converted: " + dtype + " to float32");
+      adapted(counted(count, "tensor") + " converted: " + dtype + " to float32");
     if (!absent.empty()) initialise(absent);
   }
 
@@ -387,7 +382,7 @@ std::string LoadReport::text() const {
     for (std::size_t i = 0; i < std::min(lines.size(), kMost); ++i) {
       out += "  ";
       out += i == 0 ? title : "";
-      out += std::string(i == 0 ? 12 - std::string_view(title).size() : 12, ' ') + printable(lines[i]) + "\n";
+      out += std::string(i == 0 ? 12 - std::string_view(title).size() : 12, ' ') + printable(lines[i], 400) + "\n";
     }
     if (lines.size() > kMost) out += std::string(14, ' ') + "and " + std::to_string(lines.size() - kMost) + " more\n";
   };

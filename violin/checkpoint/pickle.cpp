@@ -4,9 +4,9 @@
 #include <bit>
 #include <unordered_map>
 
-#include "violin/checkpoint/message.h"
 #include "violin/checkpoint/pickle_nodes.h"
 #include "violin/error.h"
+#include "violin/text.h"
 
 namespace violin::checkpoint {
 namespace {

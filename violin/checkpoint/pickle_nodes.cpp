@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "violin/checkpoint/message.h"
+#include "violin/text.h"
 
 namespace violin::checkpoint {
 namespace {

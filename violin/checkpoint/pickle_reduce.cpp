@@ -1,9 +1,9 @@
 // What the calls in a pickle stand for, as data. No Python function is imitated beyond the shape of its result.
 #include <algorithm>
 
-#include "violin/checkpoint/message.h"
 #include "violin/checkpoint/pickle_nodes.h"
 #include "violin/error.h"
+#include "violin/text.h"
 
 namespace violin::checkpoint {
 namespace {

@@ -1,9 +1,9 @@
 // From the machine's nodes, which may share and even contain each other, to a tree of limited depth and size.
 #include <unordered_set>
 
-#include "violin/checkpoint/message.h"
 #include "violin/checkpoint/pickle_nodes.h"
 #include "violin/error.h"
+#include "violin/text.h"
 
 namespace violin::checkpoint {
 namespace {

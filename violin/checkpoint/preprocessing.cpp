@@ -2,9 +2,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "violin/checkpoint/message.h"
 #include "violin/error.h"
 #include "violin/nn/json_text.h"
+#include "violin/text.h"
 
 namespace violin::checkpoint {
 namespace {

@@ -12,8 +12,8 @@
 #include <unordered_set>
 
 #include "violin/checkpoint/document.h"
-#include "violin/checkpoint/message.h"
 #include "violin/error.h"
+#include "violin/text.h"
 
 namespace violin::checkpoint {
 namespace {

@@ -3,8 +3,8 @@
 #include <optional>
 
 #include "violin/checkpoint/document.h"
-#include "violin/checkpoint/message.h"
 #include "violin/error.h"
+#include "violin/text.h"
 
 namespace violin::checkpoint {
 namespace {

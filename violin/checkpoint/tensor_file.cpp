@@ -9,8 +9,8 @@
 #include <unordered_map>
 
 #include "violin/checkpoint/mapped_file.h"
-#include "violin/checkpoint/message.h"
 #include "violin/error.h"
+#include "violin/text.h"
 
 namespace violin::checkpoint {
 

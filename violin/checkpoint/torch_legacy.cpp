@@ -4,9 +4,9 @@
 #include <unordered_map>
 
 #include "violin/checkpoint/document.h"
-#include "violin/checkpoint/message.h"
 #include "violin/checkpoint/pickle.h"
 #include "violin/error.h"
+#include "violin/text.h"
 
 namespace violin::checkpoint {
 namespace {

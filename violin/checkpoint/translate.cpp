@@ -9,8 +9,8 @@
 #include <optional>
 #include <set>
 
-#include "violin/checkpoint/message.h"
 #include "violin/error.h"
+#include "violin/text.h"
 
 namespace violin::checkpoint {
 namespace {
@@ -31,10 +31,6 @@ std::string_view first_part(std::string_view name) {
   return name.substr(0, name.find('.'));
 }
 
-std::string plural(std::size_t count) {
-  return std::to_string(count) + (count == 1 ? " tensor" : " tensors");
-}
-
 // One step into the file: keeps what stands under `key`, notes the rest.
 void enter(std::vector<Source>& sources, std::string_view key, State& state, std::string& path) {
   std::vector<Source> inside;
@@ -47,7 +43,7 @@ void enter(std::vector<Source>& sources, std::string_view key, State& state, std
       ++beside[path + std::string(first_part(source.rest))];
     }
   }
-  for (const auto& [name, count] : beside) state.ignored.push_back(name + ": " + plural(count));
+  for (const auto& [name, count] : beside) state.ignored.push_back(name + ": " + counted(count, "tensor"));
   sources = std::move(inside);
   path += std::string(key) + ".";
 }

@@ -2,8 +2,8 @@
 
 #include <iterator>
 
-#include "violin/checkpoint/message.h"
 #include "violin/error.h"
+#include "violin/text.h"
 
 namespace violin::checkpoint {
 namespace {

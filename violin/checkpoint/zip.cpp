@@ -4,8 +4,8 @@
 #include <optional>
 #include <unordered_set>
 
-#include "violin/checkpoint/message.h"
 #include "violin/error.h"
+#include "violin/text.h"
 
 namespace violin::checkpoint {
 namespace {

@@ -4,8 +4,8 @@
 #include <system_error>
 
 #include "violin/curves/curves.h"
-#include "violin/curves/text.h"
 #include "violin/error.h"
+#include "violin/text.h"
 
 namespace violin::curves {
 namespace {
@@ -39,7 +39,7 @@ void check_grid(const Grid& grid) {
 
 Grid parse_grid(std::string_view text) {
   const auto malformed = [&] {
-    return Error("grid " + quoted(text) + " is not of the form HxW or TxHxW, such as 14x10 or 8x14x10");
+    return Error("grid " + in_quotes(text) + " is not of the form HxW or TxHxW, such as 14x10 or 8x14x10");
   };
   std::array<std::int64_t, 3> sides = {};
   std::size_t count = 0;
@@ -49,9 +49,9 @@ Grid parse_grid(std::string_view text) {
     if (count == sides.size() || at == end || *at < '0' || *at > '9') throw malformed();
     const auto [after, problem] = std::from_chars(at, end, sides[count]);
     if (problem == std::errc::result_out_of_range) {
-      throw Error("grid " + quoted(text) + " is too large: " + limit_text());
+      throw Error("grid " + in_quotes(text) + " is too large: " + limit_text());
     }
-    if (sides[count] == 0) throw Error("grid " + quoted(text) + ": every side must be at least 1");
+    if (sides[count] == 0) throw Error("grid " + in_quotes(text) + ": every side must be at least 1");
     ++count;
     at = after;
     if (at == end) break;

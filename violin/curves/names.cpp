@@ -6,8 +6,8 @@
 #include <system_error>
 
 #include "violin/curves/curves.h"
-#include "violin/curves/text.h"
 #include "violin/error.h"
+#include "violin/text.h"
 
 namespace violin::curves {
 namespace {
@@ -46,7 +46,7 @@ std::uint64_t parse_seed(std::string_view text, std::string_view name) {
   const char* const end = begin + text.size();
   const auto [after, problem] = std::from_chars(begin, end, seed);
   if (text.empty() || problem != std::errc{} || after != end) {
-    throw Error("curve " + quoted(name) + ": the seed must be a whole number from 0 to 18446744073709551615");
+    throw Error("curve " + in_quotes(name) + ": the seed must be a whole number from 0 to 18446744073709551615");
   }
   return seed;
 }
@@ -71,7 +71,7 @@ std::optional<Curve> find_curve(std::string_view name) {
   const Family* family = find_family(base);
   if (family == nullptr) return std::nullopt;
   if (curve.transposed && !family->has_transpose) {
-    throw Error("curve " + quoted(name) + ": " + std::string(family->name) + " has no transpose; write " +
+    throw Error("curve " + in_quotes(name) + ": " + std::string(family->name) + " has no transpose; write " +
                 std::string(name.substr(0, name.size() - kTransposedSuffix.size())));
   }
   curve.kind = family->kind;
@@ -94,7 +94,7 @@ Error unknown(std::string_view what, std::string_view name, std::span<const std:
     base.remove_prefix(kFramePrefix.size());
   }
   const std::string nearest = nearest_word(base, candidates);
-  std::string message = "unknown " + std::string(what) + " " + quoted(name) + "; ";
+  std::string message = "unknown " + std::string(what) + " " + in_quotes(name) + "; ";
   if (!nearest.empty()) message += "did you mean '" + prefix + nearest + "'? ";
   return Error(message + "known: " + joined(candidates));
 }
@@ -154,7 +154,7 @@ std::vector<Curve> parse_curves(std::string_view set_or_list) {
   std::vector<Curve> curves;
   const auto add = [&](const Curve& curve) {
     if (std::ranges::find(curves, curve) != curves.end()) {
-      throw Error("curves " + quoted(set_or_list) + ": " + curve.name() + " is named twice");
+      throw Error("curves " + in_quotes(set_or_list) + ": " + curve.name() + " is named twice");
     }
     curves.push_back(curve);
   };
@@ -162,7 +162,7 @@ std::vector<Curve> parse_curves(std::string_view set_or_list) {
     const std::size_t comma = left.find(',');
     const std::string_view item = trimmed(left.substr(0, comma));
     if (item.empty()) {
-      throw Error("curves " + quoted(set_or_list) + ": expected a set (" + joined(curve_set_names()) +
+      throw Error("curves " + in_quotes(set_or_list) + ": expected a set (" + joined(curve_set_names()) +
                   ") or curve names separated by commas");
     }
     if (const auto set = find_set(item)) {

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "violin/data/message.h"
 #include "violin/error.h"
+#include "violin/text.h"
 
 namespace violin::data {
 namespace {

@@ -5,6 +5,7 @@
 
 #include "violin/data/layouts.h"
 #include "violin/error.h"
+#include "violin/text.h"
 
 namespace violin::data {
 namespace {

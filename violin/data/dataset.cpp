@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <fstream>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <span>
 #include <utility>
@@ -287,15 +286,6 @@ bool is_image_file(const fs::path& path) {
   file.read(head, sizeof head);
   const std::span bytes(reinterpret_cast<const std::uint8_t*>(head), static_cast<std::size_t>(file.gcount()));
   return codec::is_jpeg(bytes) || codec::is_png(bytes) || codec::is_webp(bytes);
-}
-
-bool is_utf8(const std::string& text) {
-  try {
-    nlohmann::json(text).dump();
-    return true;
-  } catch (const nlohmann::json::type_error&) {
-    return false;
-  }
 }
 
 Dataset open_dataset(const fs::path& path, const DatasetOptions& options) {

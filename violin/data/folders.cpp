@@ -6,6 +6,7 @@
 
 #include "violin/data/layouts.h"
 #include "violin/error.h"
+#include "violin/text.h"
 
 namespace violin::data {
 namespace {
@@ -92,7 +93,7 @@ Classes read_classes(const fs::path& folder, OtherFiles& others) {
   for (const fs::path& entry : folders_in(folder)) {
     classes.names.push_back(entry.filename().string());
     if (!is_utf8(classes.names.back())) {
-      throw Error("the name of class folder '" + entry.string() + "' is not UTF-8: rename it");
+      throw Error("the name of class folder " + file_in_quotes(entry.string()) + " is not UTF-8: rename it");
     }
     OtherFiles here;
     classes.files.push_back(image_files(entry, here));
@@ -216,8 +217,8 @@ Dataset open_folders(const fs::path& path, const DatasetOptions& options) {
     }
   }
   if (strays.count > 0) {
-    dataset.notes.push_back(std::to_string(strays.count) + (strays.count == 1 ? " image" : " images") +
-                            " beside the class folders left out, the first '" + strays.first + "'");
+    dataset.notes.push_back(counted(strays.count, "image") + " beside the class folders left out, the first '" +
+                            strays.first + "'");
   }
   if (others.count > 0) {
     dataset.notes.push_back(std::to_string(others.count) + (others.count == 1 ? " file that is" : " files that are") +

@@ -40,9 +40,6 @@ std::string instead_of_images(const OtherFiles& others);
 // "train", "val" or "test" for the names that people give to splits, in capitals or not.
 std::optional<std::string> split_of(std::string_view given);
 
-// Names of classes are written as JSON, which holds nothing else.
-bool is_utf8(const std::string& text);
-
 // The CIFAR files of a folder, or of the folder inside it that the archives unpack to.
 std::optional<std::filesystem::path> cifar_folder(const std::filesystem::path& path, Layout& layout);
 

@@ -7,8 +7,8 @@
 
 #include "violin/data/csv.h"
 #include "violin/data/layouts.h"
-#include "violin/data/message.h"
 #include "violin/error.h"
+#include "violin/text.h"
 
 namespace violin::data {
 namespace {
@@ -177,7 +177,7 @@ Dataset read_manifest(std::string_view text, const fs::path& path, const Dataset
     samples[entry.split].push_back({(folder / first.path).string(), -1, label->second});
   }
   if (const std::size_t repeated = entries.size() - listed.size(); repeated > 0) {
-    dataset.notes.push_back(std::to_string(repeated) + (repeated == 1 ? " row" : " rows") + " of '" + path.string() +
+    dataset.notes.push_back(counted(repeated, "row") + " of '" + path.string() +
                             "' repeat images; what is held out is held out with all its copies");
   }
   const auto source = std::make_shared<FileSource>(options.limits);

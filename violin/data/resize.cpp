@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "violin/data/message.h"
 #include "violin/data/pixel_loops.h"
 #include "violin/error.h"
+#include "violin/text.h"
 
 namespace violin::data {
 namespace {

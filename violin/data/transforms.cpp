@@ -6,9 +6,10 @@
 #include <string>
 #include <utility>
 
-#include "violin/data/message.h"
 #include "violin/data/pixel_loops.h"
 #include "violin/error.h"
+#include "violin/number_text.h"
+#include "violin/text.h"
 
 namespace violin::data {
 namespace {
@@ -86,11 +87,7 @@ Normalisation parse_statistics(std::string_view text) {
 std::string to_string(const Normalisation& normalisation) {
   const auto text_of = [](const std::array<double, 3>& channels) {
     std::string text;
-    for (const double x : channels) {
-      std::array<char, 32> digits{};
-      const auto [end, error] = std::to_chars(digits.begin(), digits.end(), x, std::chars_format::general, 4);
-      text += (text.empty() ? "" : ",") + std::string(digits.begin(), end);
-    }
+    for (const double x : channels) text += (text.empty() ? "" : ",") + number_text(x, "%.4g");
     return text;
   };
   return text_of(normalisation.mean) + ":" + text_of(normalisation.deviation);

@@ -7,10 +7,10 @@
 #include <set>
 
 #include "violin/curves/curves.h"
-#include "violin/curves/text.h"
 #include "violin/error.h"
 #include "violin/nn/json_text.h"
 #include "violin/ops/strategies.h"
+#include "violin/text.h"
 
 namespace violin::nn {
 namespace {
@@ -30,7 +30,7 @@ void require(bool good, const std::string& field, const std::string& came, const
 
 void one_of(const std::string& field, const std::string& value, const std::vector<std::string>& choices) {
   if (std::find(choices.begin(), choices.end(), value) == choices.end())
-    reject(field, curves::quoted(value), "one of " + curves::joined(choices));
+    reject(field, in_quotes(value), "one of " + joined(choices));
 }
 
 // One reader per type of field; each throws with the field's name.
@@ -74,8 +74,8 @@ void merge(const json& object, const std::string& where, const std::map<std::str
       std::vector<std::string> known;
       known.reserve(readers.size());
       for (const auto& [name, unused] : readers) known.push_back(name);
-      const std::string nearest = curves::nearest_word(key, known);
-      throw Error("model: unknown field " + curves::quoted(field) +
+      const std::string nearest = nearest_word(key, known);
+      throw Error("model: unknown field " + in_quotes(field) +
                   (nearest.empty() ? "" : "; did you mean '" + nearest + "'?"));
     }
     reader->second(field, value);
@@ -156,10 +156,10 @@ void check(const ModelConfig& config) {
   require(!config.distilled || config.class_token, "distilled", "true", "a class token beside it (class_token: true)");
   one_of("pos_embed", config.pos_embed, {"learn", "none"});
   require(config.global_pool.empty() || config.global_pool == "token" || config.global_pool == "avg", "global_pool",
-          curves::quoted(config.global_pool), "token, avg or \"\" (all tokens)");
+          in_quotes(config.global_pool), "token, avg or \"\" (all tokens)");
   require(config.global_pool != "token" || config.class_token, "global_pool", "token",
           "avg (or \"\") where class_token is false");
-  require(!config.distilled || config.global_pool == "token", "global_pool", curves::quoted(config.global_pool),
+  require(!config.distilled || config.global_pool == "token", "global_pool", in_quotes(config.global_pool),
           "token for a distilled model");
   one_of("pos_resample", config.pos_resample, {"timm", "dino", "deit"});
   rate("drop_rate", config.drop_rate);

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "violin/curves/text.h"
 #include "violin/error.h"
+#include "violin/text.h"
 
 namespace violin::nn {
 namespace {
@@ -148,8 +148,8 @@ ModelConfig find_model(std::string_view name) {
       return config;
     }
   }
-  const std::string nearest = curves::nearest_word(name, known);
-  throw Error("unknown model " + curves::quoted(name) + (nearest.empty() ? ";" : "; did you mean '" + nearest + "'?") +
+  const std::string nearest = nearest_word(name, known);
+  throw Error("unknown model " + in_quotes(name) + (nearest.empty() ? ";" : "; did you mean '" + nearest + "'?") +
               " `violin models` lists them all");
 }
 

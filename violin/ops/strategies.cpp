@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "violin/curves/text.h"
 #include "violin/error.h"
+#include "violin/text.h"
 
 namespace violin::ops {
 
@@ -22,9 +22,9 @@ Strategy parse_strategy(std::string_view name) {
   const std::vector<std::string>& names = strategy_names();
   const auto found = std::find(names.begin(), names.end(), name);
   if (found != names.end()) return static_cast<Strategy>(found - names.begin());
-  const std::string nearest = curves::nearest_word(name, names);
+  const std::string nearest = nearest_word(name, names);
   throw Error("unknown masking strategy '" + std::string(name) + "'" +
-              (nearest.empty() ? "." : "; did you mean '" + nearest + "'?") + " There are " + curves::joined(names));
+              (nearest.empty() ? "." : "; did you mean '" + nearest + "'?") + " There are " + joined(names));
 }
 
 bool wants_log_mask(Strategy strategy) {

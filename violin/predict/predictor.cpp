@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "violin/checkpoint/message.h"
 #include "violin/error.h"
+#include "violin/text.h"
 
 namespace violin {
 
@@ -15,7 +15,7 @@ Predictor::Predictor(const std::filesystem::path& weights, const PredictorOption
 Predictor::Predictor(checkpoint::LoadedModel model, const PredictorOptions& options)
     : model_(std::move(model)), options_(options), transform_(model_.preprocessing), names_(model_.classes) {
   if (classes() == 0) {
-    throw Error(checkpoint::file_in_quotes(model_.report.file) +
+    throw Error(file_in_quotes(model_.report.file) +
                 " has no head and so no classes; fine-tune it first, or take its features");
   }
   if (options_.batch < 1) throw Error("images per forward pass must be at least 1");

@@ -1,6 +1,7 @@
 #include "violin/train/model_card.h"
 
 #include "violin/number_text.h"
+#include "violin/text.h"
 #include "violin/version.h"
 
 namespace violin::train {
@@ -34,7 +35,7 @@ std::string model_card(const Task& task, const data::Dataset& dataset, const Out
                                        task.model.violin->init
                                  : "none");
   line("started from", task.weights.empty() ? "scratch" : "`" + last_name(task.weights) + "`");
-  line("recipe", task.options.recipe + ", " + std::to_string(outcome.epochs) + " epochs, batch " +
+  line("recipe", task.options.recipe + ", " + counted(outcome.epochs, "epoch") + ", batch " +
                      std::to_string(task.options.batch_size) + ", seed " + std::to_string(task.options.seed));
   if (outcome.best_epoch >= 0)
     line("val top-1", number(outcome.best_top1) + "% in epoch " + std::to_string(outcome.best_epoch + 1));

@@ -6,13 +6,13 @@
 #include <nlohmann/json.hpp>
 #include <type_traits>
 
-#include "violin/curves/text.h"
 #include "violin/data/augment.h"
 #include "violin/data/transforms.h"
 #include "violin/error.h"
 #include "violin/nn/config.h"
 #include "violin/nn/json_text.h"
 #include "violin/number_text.h"
+#include "violin/text.h"
 
 namespace violin::train {
 namespace {
@@ -56,9 +56,9 @@ constexpr Recipe kRecipes[] = {
 const Recipe& find(std::string_view name) {
   for (const Recipe& recipe : kRecipes)
     if (recipe.name == name) return recipe;
-  const std::string nearest = curves::nearest_word(name, recipe_names());
-  throw Error("unknown recipe " + curves::quoted(name) + (nearest.empty() ? "" : "; did you mean '" + nearest + "'?") +
-              " There are " + curves::joined(recipe_names()));
+  const std::string nearest = nearest_word(name, recipe_names());
+  throw Error("unknown recipe " + in_quotes(name) + (nearest.empty() ? "" : "; did you mean '" + nearest + "'?") +
+              " There are " + joined(recipe_names()));
 }
 
 template <class T>
@@ -133,8 +133,8 @@ void merge_json(const json& object, Options& options) {
   for (const auto& [key, value] : object.items()) {
     if (key == "recipe") read(key, value, options.recipe);
     if (std::find(known.begin(), known.end(), key) != known.end()) continue;
-    const std::string nearest = curves::nearest_word(key, known);
-    throw Error("unknown option " + curves::quoted(key) + (nearest.empty() ? "" : "; did you mean '" + nearest + "'?"));
+    const std::string nearest = nearest_word(key, known);
+    throw Error("unknown option " + in_quotes(key) + (nearest.empty() ? "" : "; did you mean '" + nearest + "'?"));
   }
 }
 
@@ -180,13 +180,13 @@ void check(const Options& o) {
     } else if constexpr (std::is_same_v<std::decay_t<decltype(came)>, Size>) {
       text = short_text(came);
     } else {
-      text = curves::quoted(came);
+      text = in_quotes(came);
     }
     throw Error("option " + name + " is " + text + "; expected " + expected);
   };
   const auto one_of = [&](const std::string& name, const std::string& value, const std::vector<std::string>& choices) {
     require(std::find(choices.begin(), choices.end(), value) != choices.end(), name, value,
-            "one of " + curves::joined(choices));
+            "one of " + joined(choices));
   };
   const auto share = [&](const std::string& name, double value) {
     require(value >= 0 && value <= 1, name, value, "a share from 0 to 1");
@@ -247,7 +247,13 @@ void check(const Options& o) {
   require(o.smoothing >= 0 && o.smoothing < 1, "smoothing", o.smoothing, "from 0 up to, but not, 1");
   require(o.colour_jitter >= 0, "colour_jitter", o.colour_jitter, "0 or more");
   within("repeats", o.repeats, 1, 64);
-  if (o.statistics != "auto" && o.statistics != "data") data::parse_statistics(o.statistics);
+  if (o.statistics != "auto" && o.statistics != "data") {
+    try {
+      data::parse_statistics(o.statistics);
+    } catch (const Error& error) {
+      throw Error(std::string(error.what()) + "; or data, which measures them, or auto");
+    }
+  }
   one_of("class_weights", o.class_weights, {"none", "inverse"});
   require(!o.balanced || o.class_weights == "none", "class_weights", o.class_weights,
           "none beside balanced, which makes up for rare classes already");

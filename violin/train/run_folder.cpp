@@ -16,6 +16,7 @@
 #include "violin/data/file.h"
 #include "violin/error.h"
 #include "violin/nn/json_text.h"
+#include "violin/text.h"
 
 namespace violin::train {
 namespace {
@@ -55,7 +56,7 @@ void remove_unfinished(const fs::path& run) {
 }
 
 std::string quoted(const fs::path& path) {
-  return "'" + path.string() + "'";
+  return file_in_quotes(path.string());
 }
 
 // Exchanges two names in one step where the system can; otherwise in two, which recover() knows.
