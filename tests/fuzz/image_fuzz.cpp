@@ -5,11 +5,11 @@
 #include <cctype>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <string_view>
 #include <vector>
 
+#include "tests/fuzz/require.h"
 #include "violin/data/image.h"
 #include "violin/data/transforms.h"
 #include "violin/error.h"
@@ -30,10 +30,6 @@ void count_failure(std::string_view message) {
     if (std::isdigit(static_cast<unsigned char>(c)) == 0) hash = hash * 31 + static_cast<unsigned char>(c);
   }
   failures[hash % sizeof failures] = 1;
-}
-
-void require(bool good) {
-  if (!good) std::abort();
 }
 
 Image decoded(std::span<const std::uint8_t> bytes, std::int64_t max_pixels) {

@@ -1,13 +1,13 @@
 // Manifests and lists of classes: whatever the text, an Error of one line or what is documented.
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "tests/fuzz/require.h"
 #include "tests/temporary_folder.h"
 #include "violin/data/csv.h"
 #include "violin/data/file.h"
@@ -19,19 +19,6 @@ namespace violin::data {
 namespace {
 
 namespace fs = std::filesystem;
-
-void require(bool good) {
-  if (!good) std::abort();
-}
-
-template <class Work>
-void attempt(const Work& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    require(std::string_view(error.what()).find('\n') == std::string_view::npos);
-  }
-}
 
 // What manifests may name; nothing here is decoded, so the files are empty.
 const fs::path& folder() {
@@ -88,6 +75,7 @@ void check_csv(std::string_view text) {
 }  // namespace violin::data
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace violin;
   using namespace violin::data;
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   attempt([&] { check_manifest(text); });

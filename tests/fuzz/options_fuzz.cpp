@@ -1,11 +1,11 @@
 // Words of options and files, and JSON: whatever the text, an Error of one line or a value that can be written again.
 #include <cstdint>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "tests/fuzz/require.h"
 #include "violin/curves/curves.h"
 #include "violin/data/augment.h"
 #include "violin/data/transforms.h"
@@ -15,19 +15,6 @@
 
 namespace violin {
 namespace {
-
-void require(bool good) {
-  if (!good) std::abort();
-}
-
-template <class Work>
-void attempt(const Work& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    require(std::string_view(error.what()).find('\n') == std::string_view::npos);
-  }
-}
 
 void check_grid(std::string_view text) {
   const curves::Grid grid = curves::parse_grid(text);

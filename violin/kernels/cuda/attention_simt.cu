@@ -104,89 +104,26 @@ __device__ __forceinline__ void store(const T (&sum)[M][kMaxDimSteps], T* to, st
     }
 }
 
-template <class T, int M>
-__global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant__ AttentionForward p) {
-  constexpr int kTile = 16 * M;
-  extern __shared__ __align__(16) unsigned char shared[];
-  const int d = static_cast<int>(p.shape.dim);
-  const int nq = static_cast<int>(p.shape.queries);
-  const int nk = static_cast<int>(p.shape.keys);
-  T* q = reinterpret_cast<T*>(shared);
-  T* k = q + kTile * (d + 1);
-  T* v = k + kTile * (d + 1);
-  T* weights = v + kTile * (d + 1);
-  const int tiles = (nq + kTile - 1) / kTile;
-  const int i0 = static_cast<int>(blockIdx.x % tiles) * kTile;
-  const std::int64_t b = blockIdx.x / tiles / p.shape.heads;
-  const std::int64_t h = blockIdx.x / tiles % p.shape.heads;
-  const std::int64_t g = b % p.shape.groups;
-  const T* gain = slice_of<T>(p.gain, g, h);
-  const T* bias = slice_of<T>(p.bias, g, h);
-  const T* gate = slice_of<T>(p.gate, g, h);
-  const int tx = threadIdx.x % 16;
-  const int ty = threadIdx.x / 16;
+// What a block works on: a tile of queries, or of keys, of one image and head; and the thread's place in it.
+struct Place {
+  int d, nq, nk;
+  int first;  // row of the tile
+  std::int64_t b, h;
+  int tx, ty;
+};
 
-  T sum[M][kMaxDimSteps] = {};
-  T maximum[M], total[M];
-  for (int a = 0; a < M; ++a) {
-    maximum[a] = -infinity<T>();
-    total[a] = 0;
-  }
-  load_rows<T, kTile>(q, head_of<T>(p.q, b, h), p.q.token, i0, nq, d);
-  for (int j0 = 0; j0 < nk; j0 += kTile) {
-    __syncthreads();
-    load_rows<T, kTile>(k, head_of<T>(p.k, b, h), p.k.token, j0, nk, d);
-    load_rows<T, kTile>(v, head_of<T>(p.v, b, h), p.v.token, j0, nk, d);
-    __syncthreads();
-    T z[M][M];
-    product<T, M>(z, q, k, d);
-#pragma unroll
-    for (int a = 0; a < M; ++a) {
-      const int i = i0 + ty + 16 * a;
-      T top = maximum[a];
-#pragma unroll
-      for (int c = 0; c < M; ++c) {
-        const int j = j0 + tx + 16 * c;
-        if (i < nq && j < nk) {
-          z[a][c] *= static_cast<T>(p.scale);
-          if (gain) z[a][c] *= gain[i * p.gain.row + j];
-          if (bias) z[a][c] += bias[i * p.bias.row + j];
-        } else {
-          z[a][c] = -infinity<T>();
-        }
-        top = max(top, z[a][c]);
-      }
-      for (int s = 8; s > 0; s /= 2) top = max(top, __shfl_xor_sync(0xffffffffu, top, s));
-      const T shift = top == -infinity<T>() ? T(0) : top;
-      const T decay = exp(maximum[a] - shift);
-      maximum[a] = top;
-      total[a] *= decay;
-#pragma unroll
-      for (int s = 0; s < kMaxDimSteps; ++s) sum[a][s] *= decay;
-#pragma unroll
-      for (int c = 0; c < M; ++c) {
-        const int j = j0 + tx + 16 * c;
-        T weight = exp(z[a][c] - shift);
-        total[a] += weight;
-        if (gate && i < nq && j < nk) weight *= gate[i * p.gate.row + j];
-        weights[(ty + 16 * a) * (kTile + 1) + tx + 16 * c] = weight;
-      }
-    }
-    __syncthreads();
-    accumulate<T, M>(sum, weights, v, d);
-  }
-#pragma unroll
-  for (int a = 0; a < M; ++a) {
-    const T t = sum_of_16(total[a]);
-    const T inverse = t == 0 ? T(0) : T(1) / t;  // and not a number where t is none
-#pragma unroll
-    for (int s = 0; s < kMaxDimSteps; ++s) sum[a][s] *= inverse;
-    const int i = i0 + ty + 16 * a;
-    if (tx == 0 && i < nq) {
-      static_cast<T*>(p.lse)[(b * p.shape.heads + h) * nq + i] = t == 0 ? -infinity<T>() : maximum[a] + log(t);
-    }
-  }
-  store<T, M>(sum, head_of<T>(p.out, b, h), p.out.token, i0, nq, d, T(1));
+template <int kTile>
+__device__ __forceinline__ Place place(const AttentionShape& s, std::int64_t rows) {
+  const int tiles = (static_cast<int>(rows) + kTile - 1) / kTile;
+  const std::int64_t image = blockIdx.x / tiles;
+  return {static_cast<int>(s.dim),
+          static_cast<int>(s.queries),
+          static_cast<int>(s.keys),
+          static_cast<int>(blockIdx.x % tiles) * kTile,
+          image / s.heads,
+          image % s.heads,
+          static_cast<int>(threadIdx.x % 16),
+          static_cast<int>(threadIdx.x / 16)};
 }
 
 // What one element of the logits contributes to the gradients.
@@ -214,7 +151,8 @@ struct Tables {
   std::int64_t gain_row, bias_row, gate_row;
   T scale;
 
-  __device__ Tables(const AttentionBackward& p, std::int64_t g, std::int64_t h)
+  template <class Call>
+  __device__ Tables(const Call& p, std::int64_t g, std::int64_t h)
       : gain(slice_of<T>(p.gain, g, h)),
         bias(slice_of<T>(p.bias, g, h)),
         gate(slice_of<T>(p.gate, g, h)),
@@ -241,27 +179,87 @@ struct Tables {
 };
 
 template <class T, int M>
+__global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant__ AttentionForward p) {
+  constexpr int kTile = 16 * M;
+  extern __shared__ __align__(16) unsigned char shared[];
+  const auto [d, nq, nk, i0, b, h, tx, ty] = place<kTile>(p.shape, p.shape.queries);
+  T* q = reinterpret_cast<T*>(shared);
+  T* k = q + kTile * (d + 1);
+  T* v = k + kTile * (d + 1);
+  T* weights = v + kTile * (d + 1);
+  const Tables<T> tables(p, b % p.shape.groups, h);
+
+  T sum[M][kMaxDimSteps] = {};
+  T maximum[M], total[M];
+  for (int a = 0; a < M; ++a) {
+    maximum[a] = -infinity<T>();
+    total[a] = 0;
+  }
+  load_rows<T, kTile>(q, head_of<T>(p.q, b, h), p.q.token, i0, nq, d);
+  for (int j0 = 0; j0 < nk; j0 += kTile) {
+    __syncthreads();
+    load_rows<T, kTile>(k, head_of<T>(p.k, b, h), p.k.token, j0, nk, d);
+    load_rows<T, kTile>(v, head_of<T>(p.v, b, h), p.v.token, j0, nk, d);
+    __syncthreads();
+    T z[M][M];
+    product<T, M>(z, q, k, d);
+#pragma unroll
+    for (int a = 0; a < M; ++a) {
+      const int i = i0 + ty + 16 * a;
+      T top = maximum[a];
+#pragma unroll
+      for (int c = 0; c < M; ++c) {
+        const int j = j0 + tx + 16 * c;
+        z[a][c] = i < nq && j < nk ? tables.logit(z[a][c], tables.gain_at(i, j), i, j) : -infinity<T>();
+        top = max(top, z[a][c]);
+      }
+      for (int s = 8; s > 0; s /= 2) top = max(top, __shfl_xor_sync(0xffffffffu, top, s));
+      const T shift = top == -infinity<T>() ? T(0) : top;
+      const T decay = exp(maximum[a] - shift);
+      maximum[a] = top;
+      total[a] *= decay;
+#pragma unroll
+      for (int s = 0; s < kMaxDimSteps; ++s) sum[a][s] *= decay;
+#pragma unroll
+      for (int c = 0; c < M; ++c) {
+        const int j = j0 + tx + 16 * c;
+        T weight = exp(z[a][c] - shift);
+        total[a] += weight;
+        if (i < nq && j < nk) weight *= tables.open_at(i, j);
+        weights[(ty + 16 * a) * (kTile + 1) + tx + 16 * c] = weight;
+      }
+    }
+    __syncthreads();
+    accumulate<T, M>(sum, weights, v, d);
+  }
+#pragma unroll
+  for (int a = 0; a < M; ++a) {
+    const T t = sum_of_16(total[a]);
+    const T inverse = t == 0 ? T(0) : T(1) / t;  // and not a number where t is none
+#pragma unroll
+    for (int s = 0; s < kMaxDimSteps; ++s) sum[a][s] *= inverse;
+    const int i = i0 + ty + 16 * a;
+    if (tx == 0 && i < nq) {
+      static_cast<T*>(p.lse)[(b * p.shape.heads + h) * nq + i] = t == 0 ? -infinity<T>() : maximum[a] + log(t);
+    }
+  }
+  store<T, M>(sum, head_of<T>(p.out, b, h), p.out.token, i0, nq, d, T(1));
+}
+
+template <class T, int M>
 __global__ void __launch_bounds__(kThreads)
     statistics_kernel(const __grid_constant__ AttentionBackward p, Statistics<T> to) {
   constexpr int kTile = 16 * M;
   constexpr T kLargeLse = 16;  // beyond it the saved log-sum-exp is too coarse
   extern __shared__ __align__(16) unsigned char shared[];
-  const int d = static_cast<int>(p.shape.dim);
-  const int nq = static_cast<int>(p.shape.queries);
-  const int nk = static_cast<int>(p.shape.keys);
+  const auto [d, nq, nk, i0, b, h, tx, ty] = place<kTile>(p.shape, p.shape.queries);
   T* q = reinterpret_cast<T*>(shared);
   T* g_out = q + kTile * (d + 1);
   T* k = g_out + kTile * (d + 1);
   T* v = k + kTile * (d + 1);
-  const int tiles = (nq + kTile - 1) / kTile;
-  const int i0 = static_cast<int>(blockIdx.x % tiles) * kTile;
-  const std::int64_t b = blockIdx.x / tiles / p.shape.heads;
-  const std::int64_t h = blockIdx.x / tiles % p.shape.heads;
   const Tables<T> tables(p, b % p.shape.groups, h);
   const std::int64_t first = (b * p.shape.heads + h) * nq;
   const T* lse = static_cast<const T*>(p.lse) + first;
-  const int tx = threadIdx.x % 16;
-  const int ty = threadIdx.x / 16;
 
   bool measures = nk <= kTile;  // which is cheap then
 #pragma unroll
@@ -346,23 +344,15 @@ template <class T, int M>
 __global__ void __launch_bounds__(kThreads) dkv_kernel(const __grid_constant__ AttentionBackward p, Statistics<T> of) {
   constexpr int kTile = 16 * M;
   extern __shared__ __align__(16) unsigned char shared[];
-  const int d = static_cast<int>(p.shape.dim);
-  const int nq = static_cast<int>(p.shape.queries);
-  const int nk = static_cast<int>(p.shape.keys);
+  const auto [d, nq, nk, j0, b, h, tx, ty] = place<kTile>(p.shape, p.shape.keys);
   T* k = reinterpret_cast<T*>(shared);
   T* v = k + kTile * (d + 1);
   T* q = v + kTile * (d + 1);
   T* g_out = q + kTile * (d + 1);
   T* weights = g_out + kTile * (d + 1);
   T* dproducts = weights + kTile * (kTile + 1);
-  const int tiles = (nk + kTile - 1) / kTile;
-  const int j0 = static_cast<int>(blockIdx.x % tiles) * kTile;
-  const std::int64_t b = blockIdx.x / tiles / p.shape.heads;
-  const std::int64_t h = blockIdx.x / tiles % p.shape.heads;
   const Tables<T> tables(p, b % p.shape.groups, h);
   const std::int64_t row = (b * p.shape.heads + h) * nq;
-  const int tx = threadIdx.x % 16;
-  const int ty = threadIdx.x / 16;
 
   T dk[M][kMaxDimSteps] = {};
   T dv[M][kMaxDimSteps] = {};
@@ -399,22 +389,14 @@ template <class T, int M>
 __global__ void __launch_bounds__(kThreads) dq_kernel(const __grid_constant__ AttentionBackward p, Statistics<T> of) {
   constexpr int kTile = 16 * M;
   extern __shared__ __align__(16) unsigned char shared[];
-  const int d = static_cast<int>(p.shape.dim);
-  const int nq = static_cast<int>(p.shape.queries);
-  const int nk = static_cast<int>(p.shape.keys);
+  const auto [d, nq, nk, i0, b, h, tx, ty] = place<kTile>(p.shape, p.shape.queries);
   T* q = reinterpret_cast<T*>(shared);
   T* g_out = q + kTile * (d + 1);
   T* k = g_out + kTile * (d + 1);
   T* v = k + kTile * (d + 1);
   T* dproducts = v + kTile * (d + 1);
-  const int tiles = (nq + kTile - 1) / kTile;
-  const int i0 = static_cast<int>(blockIdx.x % tiles) * kTile;
-  const std::int64_t b = blockIdx.x / tiles / p.shape.heads;
-  const std::int64_t h = blockIdx.x / tiles % p.shape.heads;
   const Tables<T> tables(p, b % p.shape.groups, h);
   const std::int64_t row = (b * p.shape.heads + h) * nq;
-  const int tx = threadIdx.x % 16;
-  const int ty = threadIdx.x / 16;
 
   T dq[M][kMaxDimSteps] = {};
   load_rows<T, kTile>(q, head_of<T>(p.q, b, h), p.q.token, i0, nq, d);
