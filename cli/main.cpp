@@ -45,9 +45,7 @@ std::vector<std::string> verb_names(const CLI::App& app) {
 }
 
 // What CLI11 could not place: a verb or an option that does not exist, with the nearest one that does.
-std::string unexpected(const CLI::App& app, const CLI::App& verb) {
-  const std::vector<std::string> rest = app.remaining(true);
-  const std::string word = rest.empty() ? "" : rest.front();
+std::string unexpected(const CLI::App& app, const CLI::App& verb, const std::string& word) {
   std::vector<std::string> known;
   const bool option = word.starts_with("-");
   if (option) {
@@ -116,10 +114,11 @@ Every verb explains itself: violin VERB --help)");
       const std::vector<CLI::App*> parsed = app.get_subcommands();
       const CLI::App& verb = parsed.empty() ? app : *parsed.front();
       // What is required may be missing because it was taken for an option.
-      const std::vector<std::string> rest = app.remaining(true);
-      const bool misplaced = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr ||
-                             (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr && !rest.empty());
-      throw Usage(misplaced ? unexpected(app, verb) : error.what());
+      std::vector<std::string> rest = app.remaining(true);
+      std::erase(rest, "--");
+      const bool misplaced = !rest.empty() && (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr ||
+                                               dynamic_cast<const CLI::RequiredError*>(&error) != nullptr);
+      throw Usage(misplaced ? unexpected(app, verb, rest.front()) : error.what());
     }
     if (app.get_subcommands().empty()) throw Usage("a verb is missing");
   });

@@ -53,6 +53,8 @@ TEST(Command, ExplainsWrongVerbsAndOptions) {
 TEST(Command, SaysWhatBecameOfAWordInsteadOfWhatIsMissingForIt) {
   expect_failure({"predict", "run", "--nonsense"}, 2, "unknown option '--nonsense'");
   expect_failure({"predict", "run"}, 2, "images is required");
+  expect_failure({"predict", "run", "--"}, 2, "images is required");
+  expect_failure({"curves", "--", "extra"}, 2, "unexpected argument 'extra'");
   const TemporaryFolder folder;
   const std::filesystem::path before = std::filesystem::current_path();
   std::filesystem::current_path(folder.path());
