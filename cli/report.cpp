@@ -120,7 +120,7 @@ RunData data_of(const train::Task& task, std::map<fs::path, std::string>& known)
 }
 
 // Runs of one group have equal configurations, images and weights to start from; only their seeds differ. A learning
-// rate that a search chose is what came of it, and may be another with another seed.
+// rate that a search chose and statistics that were measured are what came of it, and may be others with another seed.
 std::string group_of(json config, const std::string& images) {
   for (const char* name : {"violin", "torch", "fingerprint", "threads", "processes"}) config.erase(name);
   config["data"] = images;
@@ -129,6 +129,8 @@ std::string group_of(json config, const std::string& images) {
   if (config.contains("options")) {
     config["options"].erase("seed");
     if (searched) config["options"].erase("lr");
+    if (config["options"].value("statistics", json()) == "data" && config.contains("preprocessing"))
+      for (const char* name : {"mean", "std"}) config["preprocessing"].erase(name);
   }
   return nn::json_text(config);
 }

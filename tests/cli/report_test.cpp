@@ -177,6 +177,21 @@ TEST_F(ReportCommand, RatesThatASearchChoseMakeNoOtherConfiguration) {
   EXPECT_EQ(groups.at(0).at("seeds"), 2);
 }
 
+TEST_F(ReportCommand, StatisticsThatWereMeasuredMakeNoOtherConfiguration) {
+  for (const char* seed : {"0", "1"}) train(std::string("measured-") + seed, {"--seed", seed, "--statistics", "data"});
+  train("given", {"--seed", "2", "--statistics", "0.5,0.5,0.5:0.2,0.2,0.2"});
+  // Of more images than are measured, each seed measures others.
+  const fs::path config = path("measured-1/config.json");
+  json other = json::parse(text_of(config));
+  other.at("preprocessing").at("mean") = {0.4, 0.5, 0.6};
+  other.at("preprocessing").at("std") = {0.1, 0.2, 0.3};
+  write_file_atomically(config, other.dump());
+  const json groups = compare({"measured-0", "measured-1", "given"});
+  ASSERT_EQ(groups.size(), 2U);
+  EXPECT_EQ(groups.at(0).at("seeds"), 2);
+  EXPECT_EQ(groups.at(1).at("seeds"), 1);
+}
+
 TEST_F(ReportCommand, ARunCountsOnce) {
   train("run-0", {"--seed", "0"});
   train("run-1", {"--seed", "1"});
