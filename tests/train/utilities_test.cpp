@@ -214,6 +214,8 @@ TEST(Options, NumbersAreFiniteAndOfASaneSize) {
   EXPECT_NE(message("cache_mb", std::int64_t{1} << 44), "");
   EXPECT_EQ(message("cache_mb", 1 << 20), "");
   EXPECT_EQ(message("epochs", 1e3), "");
+  EXPECT_EQ(message("colour_jitter", 100), "");
+  EXPECT_NE(message("colour_jitter", 101).find("from 0 to 100"), std::string::npos);
   for (const nlohmann::json& size :
        {nlohmann::json(0), nlohmann::json(64), nlohmann::json({64, 96}), nlohmann::json("64x96")})
     EXPECT_EQ(message("img_size", size), "");

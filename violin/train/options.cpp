@@ -245,7 +245,7 @@ void check(const Options& o) {
   require(o.mixup >= 0, "mixup", o.mixup, "0 or more");
   require(o.cutmix >= 0, "cutmix", o.cutmix, "0 or more");
   require(o.smoothing >= 0 && o.smoothing < 1, "smoothing", o.smoothing, "from 0 up to, but not, 1");
-  require(o.colour_jitter >= 0, "colour_jitter", o.colour_jitter, "0 or more");
+  require(o.colour_jitter >= 0 && o.colour_jitter <= 100, "colour_jitter", o.colour_jitter, "from 0 to 100");
   within("repeats", o.repeats, 1, 64);
   if (o.statistics != "auto" && o.statistics != "data") {
     try {
