@@ -220,8 +220,7 @@ void evaluate_weights(const Options& options) {
   train::Evaluation own;
   for (const auto& [size, one_number] : resolutions) {
     const bool first = rows.empty();
-    data::EvalOptions preprocessing = loaded.preprocessing;
-    preprocessing.size = size;
+    const data::EvalOptions preprocessing = data::at_size(loaded.preprocessing, size);
     Progress progress("eval " + short_text(size) + " px", set.size(), "images");
     settings.progress = [&](std::int64_t images) { progress.advance(images); };
     const bool keep = first && !(options.predictions.empty() && options.against.empty());

@@ -284,6 +284,23 @@ TEST(Preprocessing, OneNumberBesideARectangularModelIsItsSize) {
   EXPECT_EQ(load_model(path, {.img_size = Size{48, 48}}).preprocessing.size, Size::square(48));
 }
 
+TEST(Preprocessing, GoesWithTheSizeThatIsAskedFor) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("model.safetensors");
+  nn::ModelConfig config = small_model();
+  config.img_size = Size::square(48);
+  save_model(path, nn::VisionTransformer(config, 7), {.size = Size::square(48), .crop_pct = 0.9});
+  EXPECT_EQ(load_model(path, {.img_size = Size::square(40)}).preprocessing.crop_pct, 0.9);
+  // Small images are taken as they are, whether a size is asked for or a model that has it.
+  config.img_size = Size::square(24);
+  const LoadOptions by_size = {.img_size = Size::square(24)}, by_model = {.config = config};
+  for (const LoadOptions& options : {by_size, by_model}) {
+    const data::EvalOptions preprocessing = load_model(path, options).preprocessing;
+    EXPECT_EQ(preprocessing.size, Size::square(24));
+    EXPECT_EQ(preprocessing.crop_pct, 1);
+  }
+}
+
 TEST(SaveModel, LoadsBackToTheSameBits) {
   const TemporaryFolder folder;
   nn::ModelConfig config = small_model();

@@ -237,6 +237,20 @@ TEST_F(Evaluating, AWrongResolutionCostsNoEvaluation) {
   }
 }
 
+TEST_F(Evaluating, ASweepEvaluatesASmallSizeAsItDoesAlone) {
+  tests::write_images(path("photos"), 3, 10, 48);
+  train("run", "photos", {"--img-size", "48"});
+  const json sweep = evaluate("run", "photos", {"--resolutions", "48,40,24"}).at("resolutions");
+  ASSERT_EQ(sweep.size(), 3U);
+  // The larger ones are cropped and a small one is taken as it is, whoever asks for it.
+  for (const json& row : sweep) {
+    const std::string size = std::to_string(row.at("resolution").get<int>());
+    EXPECT_NEAR(row.at("loss").get<double>(), evaluate("run", "photos", {"--img-size", size}).at("loss").get<double>(),
+                1e-6)
+        << size;
+  }
+}
+
 TEST_F(Evaluating, SaysWhatOfAResolutionIsNotSeen) {
   train("run", "photos", {});
   const Outcome outcome = run_violin({"eval", path("run"), "--data", path("photos"), "--resolutions", "16,18,16x22"});

@@ -105,10 +105,22 @@ TEST(Normalise, SubtractsTheMeanAndDividesPerChannel) {
   EXPECT_EQ(parse_statistics("0.5,0.25,1:0.125,0.2,0.3"), own);
   EXPECT_EQ(parse_statistics(to_string(own)), own);
   EXPECT_EQ(to_string(kImageNetStatistics), "0.485,0.456,0.406:0.229,0.224,0.225");
-  for (const char* wrong : {"mnist", "", "0.5:0.5", "0.5,0.5,0.5", "0.5,0.5,0.5:", "0.5,0.5,0.5:0.2,0.2,0", ":,,:,,",
-                            "0.5,0.5,0.5:0.2,0.2,0.2,0.2", "0.5,0.5,1.5:0.2,0.2,0.2", "0.5,0.5,nan:0.2,0.2,0.2",
-                            "0.5,0.5,0.5:0.2,0.2,-0.2", "0.5,0.5,0.5:0.2,0.2,0.2 ", "124,116,104:58,57,57"})
+  for (const char* wrong :
+       {"mnist", "", "0.5:0.5", "0.5,0.5,0.5", "0.5,0.5,0.5:", "0.5,0.5,0.5:0.2,0.2,0", ":,,:,,",
+        "0.5,0.5,0.5:0.2,0.2,0.2,0.2", "0.5,0.5,1.5:0.2,0.2,0.2", "0.5,0.5,nan:0.2,0.2,0.2", "0.5,0.5,0.5:0.2,0.2,-0.2",
+        "0.5,0.5,0.5:0.2,0.2,0.0009", "0.5,0.5,0.5:0.2,0.2,0.2 ", "124,116,104:58,57,57"})
     EXPECT_THROW(parse_statistics(wrong), Error) << wrong;
+}
+
+TEST(EvalOptions, AtASmallSizeTakeImagesAsTheyAre) {
+  const EvalOptions large = {.size = Size::square(224), .crop_pct = 0.9, .normalisation = kCifar10Statistics};
+  const EvalOptions small = at_size(large, {24, 32});
+  EXPECT_EQ(small.size, (Size{24, 32}));
+  EXPECT_EQ(small.crop_pct, 1);
+  EXPECT_EQ(small.normalisation, kCifar10Statistics);
+  EXPECT_EQ(at_size(large, {32, 40}).crop_pct, 0.9);
+  EXPECT_EQ(at_size({.size = Size::square(32), .crop_pct = 0.9}, Size::square(24)).crop_pct, 0.9);  // so they were
+  EXPECT_EQ(at_size({.size = Size::square(64), .crop_pct = 0.9, .crop = EvalCrop::kSquash}, {32, 32}).crop_pct, 0.9);
 }
 
 TEST(RandomResizedCrop, FollowsAreaAndRatio) {

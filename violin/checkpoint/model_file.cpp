@@ -65,7 +65,6 @@ std::int64_t prefix_rows(const ModelConfig& config) {
   return config.no_embed_class ? 0 : config.prefix_tokens();
 }
 
-// Names come out of files; here they stand in a table, without quotes.
 class Loader {
  public:
   Loader(const std::filesystem::path& path, const LoadOptions& options)
@@ -332,14 +331,10 @@ class Loader {
     const ModelConfig& config = result_.model->config();
     if (description_.preprocessing) {
       result_.preprocessing = *description_.preprocessing;
+      const bool asked = options_.img_size || options_.config || !options_.model.empty();
       // One number beside a rectangular model leaves the other side out; the model knows both.
-      data::EvalOptions& asked = result_.preprocessing;
-      if (options_.img_size || (asked.size.is_square() && !config.img_size.is_square())) {
-        // Images as small as this are taken as they are; those of the file were not, or it says so already.
-        const bool becomes_small = data::is_small(wanted_) && !data::is_small(asked.size);
-        if (becomes_small && asked.crop == data::EvalCrop::kCentre) asked.crop_pct = 1;
-        asked.size = wanted_;
-      }
+      const bool half_said = result_.preprocessing.size.is_square() && !config.img_size.is_square();
+      if (asked || half_said) result_.preprocessing = data::at_size(result_.preprocessing, wanted_);
     } else {
       result_.preprocessing = default_preprocessing(family_, config);
       note("the file does not say how images are prepared: " +

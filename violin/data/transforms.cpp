@@ -14,6 +14,8 @@
 namespace violin::data {
 namespace {
 
+constexpr double kSmallestDeviation = 0.001;  // a quarter of a step of a pixel
+
 // Half to even, as Python's round().
 std::int64_t rounded(double value) {
   return static_cast<std::int64_t>(std::nearbyint(value));
@@ -75,13 +77,13 @@ Normalisation parse_statistics(std::string_view text) {
   Normalisation result;
   if (colon != std::string_view::npos && parse_channels(text.substr(0, colon), result.mean) &&
       parse_channels(text.substr(colon + 1), result.deviation) &&
-      std::ranges::all_of(result.deviation, [](double x) { return x > 0; })) {
+      std::ranges::all_of(result.deviation, [](double x) { return x >= kSmallestDeviation; })) {
     return result;
   }
   throw Error(
       "unknown statistics " + in_quotes(text) +
-      ": choose imagenet, inception, cifar10, cifar100, or three means and three deviations between 0 and 1, as "
-      "in 0.49,0.48,0.45:0.23,0.22,0.23");
+      ": choose imagenet, inception, cifar10, cifar100, or three means from 0 to 1 and three deviations from 0.001 to "
+      "1, as in 0.49,0.48,0.45:0.23,0.22,0.23");
 }
 
 std::string to_string(const Normalisation& normalisation) {
@@ -91,6 +93,12 @@ std::string to_string(const Normalisation& normalisation) {
     return text;
   };
   return text_of(normalisation.mean) + ":" + text_of(normalisation.deviation);
+}
+
+EvalOptions at_size(EvalOptions options, const Size& size) {
+  if (is_small(size) && !is_small(options.size) && options.crop == EvalCrop::kCentre) options.crop_pct = 1;
+  options.size = size;
+  return options;
 }
 
 TrainOptions deit_augmentation(const Size& size, const Normalisation& normalisation) {

@@ -44,6 +44,9 @@ struct EvalOptions {
   Normalisation normalisation;
 };
 
+// The same at another size, which is taken as it is where it is small (is_small below) and the one before was not.
+EvalOptions at_size(EvalOptions options, const Size& size);
+
 enum class TrainCrop {
   kRandomResized,  // a random part of the image, scaled
   kPadded,         // small images: `padding` black pixels around, then a random window of `size`

@@ -231,7 +231,7 @@ Prepared prepare(const Request& request) {
   if (model.config().in_chans != 3)
     throw Error("training takes images of 3 channels; the model's have " + std::to_string(model.config().in_chans));
   if (options.img_size != Size{}) check_whole_patches(options.img_size, model.config().patch_size);
-  task.preprocessing.size = model.config().img_size;
+  task.preprocessing = data::at_size(task.preprocessing, model.config().img_size);
   if (options.statistics == "data") {
     const data::Measurement measured =
         data::measure_statistics(dataset.train.limited(kImagesMeasured, options.seed), at::get_num_threads());
