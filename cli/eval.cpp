@@ -196,6 +196,7 @@ void evaluate_weights(const Options& options) {
   train::EvaluateOptions settings;
   settings.on_bad_image = argument("--on-bad-image", [&] { return data::parse_on_bad_image(options.on_bad_image); });
   settings.batch_size = options.batch;
+  settings.batch_option = "--batch";
   settings.workers = compute.workers;
   settings.device = compute.device;
   settings.precision = compute.precision;

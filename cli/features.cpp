@@ -13,6 +13,7 @@
 #include "violin/checkpoint/safetensors.h"
 #include "violin/data/loader.h"
 #include "violin/nn/json_text.h"
+#include "violin/nn/memory.h"
 #include "violin/text.h"
 
 namespace violin::cli {
@@ -59,7 +60,9 @@ class Collector {
   void add(const at::Tensor& images) {
     const torch::NoGradGuard no_grad;
     const nn::PrecisionScope precision(compute_.device.type(), compute_.precision);
-    const nn::Observed seen = model_.observe(images.to(compute_.device, at::kFloat), what_);
+    const nn::Observed seen = nn::within_memory(images, "--batch", [&](const at::Tensor& some) {
+      return model_.observe(some.to(compute_.device, at::kFloat), what_);
+    });
     keep("logits", seen.logits);
     keep("features", seen.features);
     if (tokens_) keep("tokens", seen.tokens);

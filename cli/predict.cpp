@@ -25,6 +25,7 @@ struct Options {
   std::string weights;
   std::vector<std::string> images;
   std::int64_t top = 5;
+  std::int64_t batch = PredictorOptions().batch;
   std::string attention;
   std::optional<std::int64_t> block;
   std::string on_bad_image = "skip";
@@ -43,6 +44,7 @@ std::int64_t chosen_block(const Options& options, std::int64_t depth) {
 
 void predict(const Options& options) {
   if (options.top < 1) throw Usage("--top must be at least 1");
+  if (options.batch < 1) throw Usage("--batch must be at least 1");
   if (options.block && options.attention.empty()) throw Usage("--block says whose attention is shown: add --attention");
   if (!options.attention.empty() && !options.attention.ends_with(".svg") && !options.attention.ends_with(".png"))
     throw Usage("--attention '" + options.attention + "': expected a name that ends in .png or .svg");
@@ -55,6 +57,7 @@ void predict(const Options& options) {
   loading.on_bad_image = argument("--on-bad-image", [&] { return data::parse_on_bad_image(options.on_bad_image); });
   PredictorOptions settings;
   settings.precision = compute.precision;
+  settings.batch = options.batch;
   checkpoint::LoadedModel loaded = load_weights(options.weights, options.model, compute.device);
   const nn::Model model = loaded.model;
   const std::int64_t block = chosen_block(options, model->config().depth);
@@ -118,6 +121,7 @@ void add_predict(CLI::App& app) {
       ->type_name("RUN_OR_WEIGHTS");
   verb->add_option("images", options->images, "Images or folders of images")->required()->type_name("IMG…");
   verb->add_option("--top", options->top, "Classes per image (default 5)")->type_name("N");
+  verb->add_option("--batch", options->batch, "Images per forward pass (default 32)")->type_name("N");
   verb->add_option("--attention", options->attention, "Write a picture of where the model looked (.png or .svg)")
       ->type_name("FILE");
   verb->add_option("--block", options->block, "Block whose attention is shown (default: the last)")->type_name("N");

@@ -1,5 +1,6 @@
 // The layers' own kernels on a GPU against torch's formulas in float64. Skipped where there is none.
 #include "tests/nn/helpers.h"
+#include "violin/nn/memory.h"
 #include "violin/nn/precision.h"
 #include "violin/ops/path.h"
 #include "violin/ops/rows.h"
@@ -38,6 +39,19 @@ TEST(Gpu, LayerNormAndItsGradientsAreTorchs) {
         EXPECT_TRUE(at::equal(std::get<1>(again), dweight));
       }
     }
+  }
+}
+
+TEST(Gpu, ABatchThatDoesNotFitIsExplained) {
+  NEEDS_A_GPU();
+  const auto forward = [](const at::Tensor& images) {
+    return at::empty({images.size(0), std::int64_t{4} << 30}, kGpu.dtype(at::kByte));
+  };
+  try {
+    nn::within_memory(at::zeros({256, 1}), "--batch", forward);
+    FAIL() << "a terabyte fits";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("into memory"), std::string::npos) << error.what();
   }
 }
 

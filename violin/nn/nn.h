@@ -3,6 +3,7 @@
 //   registry.h  configurations by name
 //   vit.h       the model: forward, features, attention rows, plug and unplug, adapters
 //   mask.h      the mask of a layer: parameters, initial values, tables
+//   memory.h    what fits, where a batch does not
 //   layers.h    linear layers with low-rank adapters, norms, position resampling
 #pragma once
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "violin/error.h"
+#include "violin/nn/memory.h"
 #include "violin/text.h"
 
 namespace violin {
@@ -36,7 +37,8 @@ at::Tensor Predictor::probabilities(const at::Tensor& images) const {
   const torch::NoGradGuard no_grad;
   const at::Device device = model_.model->parameters().front().device();
   const nn::PrecisionScope precision(device.type(), options_.precision, nn::WeightCasts::kAtEachUse);
-  const at::Tensor logits = model_.model->forward(images.to(device));
+  const at::Tensor logits = nn::within_memory(
+      images, "--batch", [&](const at::Tensor& some) { return model_.model->forward(some.to(device)); });
   return at::softmax(logits.to(at::kFloat), -1).to(at::kCPU);
 }
 

@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "violin/error.h"
+#include "violin/nn/memory.h"
 
 namespace violin::train {
 namespace {
@@ -93,10 +94,11 @@ Evaluation Evaluator::run(nn::VisionTransformer& model, bool keep_logits) {
       break;
     }
     if (batch->size() > 0) {
-      const at::Tensor images = batch->images.to(options_.device, /*non_blocking=*/true);
       at::Tensor labels = batch->labels.to(options_.device, /*non_blocking=*/true);
       if (columns.defined()) labels = columns.index_select(0, labels);
-      const at::Tensor logits = model.forward(images).to(at::kFloat);
+      const at::Tensor logits = nn::within_memory(batch->images, options_.batch_option, [&](const at::Tensor& images) {
+        return model.forward(images.to(options_.device, /*non_blocking=*/true)).to(at::kFloat);
+      });
       sum.add(logits, labels);
       if (keep_logits) {
         kept.push_back(logits.to(at::kCPU));

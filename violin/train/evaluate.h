@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "violin/data/data.h"
@@ -18,6 +19,7 @@ namespace violin::train {
 
 struct EvaluateOptions {
   std::int64_t batch_size = 64;
+  std::string batch_option;  // named where a batch does not fit into memory; may be empty
   int workers = 2;
   c10::Device device = c10::kCPU;
   nn::Precision precision = nn::Precision::kFp32;

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "violin/checkpoint/model_file.h"
+#include "violin/nn/memory.h"
 #include "violin/train/distributed.h"
 #include "violin/train/model_card.h"
 
@@ -23,12 +24,6 @@ constexpr double kPauseFactor = 20;  // a checkpoint at the end of an epoch wait
 
 double since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-bool out_of_memory(const c10::Error& error) {
-  if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr) return true;
-  const std::string text = error.what_without_backtrace();
-  return text.find("out of memory") != std::string::npos || text.find("can't allocate memory") != std::string::npos;
 }
 
 // An image of the set; broken ones are passed over where that is allowed.
@@ -247,9 +242,9 @@ void Trainer::step(const data::Batch& batch) {
   try {
     loss = forward_backward(images, labels, targets, draws);
   } catch (const c10::Error& error) {
-    if (!out_of_memory(error)) throw;
+    if (!nn::out_of_memory(error)) throw;
     processes().cancel();
-    explain_memory(error.what_without_backtrace(), batch.size());
+    explain_memory(error, batch.size());
   }
   processes().gradients_done();
   const at::Tensor norm = optimizer_->clip_gradients(o.clip_grad);
@@ -327,32 +322,23 @@ void Trainer::check_readable(const Evaluation& evaluation, const char* split, st
     options_.listener->on_message(std::string("skipped a bad image of ") + split + ": " + image.message);
 }
 
-void Trainer::explain_memory(const std::string& reason, std::int64_t batch) {
+void Trainer::explain_memory(const c10::Error& reason, std::int64_t batch) {
   const Options& o = task_.options;
-  std::int64_t fits = (batch + o.accumulate - 1) / o.accumulate;
-  const std::int64_t tried = fits;
+  const std::int64_t tried = (batch + o.accumulate - 1) / o.accumulate;
   const auto [height, width] = task_.preprocessing.size;
   model_->set_drop_draws({});  // those of the pass that failed
-  for (bool done = false; !done && fits > 1;) {
-    fits /= 2;
+  const std::int64_t fits = nn::images_that_fit(tried, [&](std::int64_t images) {
     optimizer_->clear_gradients();
-    try {
-      const nn::PrecisionScope precision(options_.device.type(), precision_);
-      const at::Tensor images =
-          at::zeros({fits, task_.model.in_chans, height, width}, at::TensorOptions(options_.device).dtype(at::kFloat));
-      model_->forward(images).sum().backward();
-      done = true;
-    } catch (const c10::Error& error) {
-      if (!out_of_memory(error)) throw;
-      if (fits == 1) fits = 0;
-    }
-  }
+    const nn::PrecisionScope precision(options_.device.type(), precision_);
+    const at::Tensor values =
+        at::zeros({images, task_.model.in_chans, height, width}, at::TensorOptions(options_.device).dtype(at::kFloat));
+    model_->forward(values).sum().backward();
+  });
   optimizer_->clear_gradients();
-  const std::string line = reason.substr(0, reason.find('\n'));
-  if (fits < 1 || tried <= 1) throw Error("not even one image fits into memory: " + line);
-  throw Error("a pass of " + std::to_string(tried) + " images does not fit into memory, " + std::to_string(fits) +
-              " do: take --batch-size " + std::to_string(fits * processes().world()) + ", or --accumulate " +
-              std::to_string((batch + fits - 1) / fits) + " for the same batch in several passes");
+  const std::int64_t passes = fits < 1 ? 0 : (batch + fits - 1) / fits;
+  nn::explain_memory(reason, tried, fits,
+                     "take --batch-size " + std::to_string(fits * processes().world()) + ", or --accumulate " +
+                         std::to_string(passes) + " for the same batch in several passes");
 }
 
 bool Trainer::train_epoch() {

@@ -134,7 +134,7 @@ class Trainer {
   std::string read_checkpoint();  // returns its state.json
   void save();
   void save_weights(const std::filesystem::path& path, nn::VisionTransformer& model) const;
-  [[noreturn]] void explain_memory(const std::string& reason, std::int64_t batch);
+  [[noreturn]] void explain_memory(const c10::Error& reason, std::int64_t batch);
   EvaluateOptions evaluate_options() const;
   double seconds_now() const;
   double rate_at(std::int64_t step) const;
