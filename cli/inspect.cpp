@@ -269,8 +269,7 @@ constexpr const char* kIdleNote =
 void print_text(const Inspected& result, const Options& options) {
   std::vector<std::vector<std::string>> rows = {{"tensor", "shape", "dtype"}};
   for (const checkpoint::NamedRef& entry : result.tensors) {
-    const std::string name = in_quotes(entry.name, 200);
-    rows.push_back({name.substr(1, name.size() - 2), checkpoint::shape_text(entry.tensor.sizes),
+    rows.push_back({printable(entry.name, 200), checkpoint::shape_text(entry.tensor.sizes),
                     std::string(checkpoint::info(entry.tensor.dtype).torch)});
   }
   print(viz::table(rows));

@@ -41,6 +41,9 @@ TEST(Text, CountsAndSuggests) {
   EXPECT_EQ(nearest_word("HILBET", words), "hilbert");
   EXPECT_EQ(nearest_word("", words), "");
   EXPECT_EQ(nearest_word("???", words), "");
+  EXPECT_EQ(did_you_mean("zigzog", words, "."), "; did you mean 'zigzag'?");
+  EXPECT_EQ(did_you_mean("???", words), "");
+  EXPECT_EQ(did_you_mean("???", words, "."), ".");
 }
 
 }  // namespace

@@ -107,4 +107,9 @@ std::string nearest_word(std::string_view text, std::span<const std::string> wor
   return nearest;
 }
 
+std::string did_you_mean(std::string_view text, std::span<const std::string> words, std::string_view otherwise) {
+  const std::string nearest = nearest_word(text, words);
+  return nearest.empty() ? std::string(otherwise) : "; did you mean '" + nearest + "'?";
+}
+
 }  // namespace violin

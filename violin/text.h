@@ -30,4 +30,7 @@ std::string joined(std::span<const std::string> words);
 // no word has anything in common with the text.
 std::string nearest_word(std::string_view text, std::span<const std::string> words);
 
+// "; did you mean 'nearest word'?", or `otherwise`.
+std::string did_you_mean(std::string_view text, std::span<const std::string> words, std::string_view otherwise = "");
+
 }  // namespace violin

@@ -102,10 +102,12 @@ void check_same(const fs::path& manifest, const Entry& first, const Entry& again
   const std::string remedy = " on line " + std::to_string(first.line) + ": keep one";
   if (again.label != first.label) {
     fail(manifest, again.line,
-         in_quotes(again.path) + " has label " + in_quotes(again.label) + ", but " + in_quotes(first.label) + remedy);
+         file_in_quotes(again.path) + " has label " + in_quotes(again.label) + ", but " + in_quotes(first.label) +
+             remedy);
   }
   if (again.split != first.split) {
-    fail(manifest, again.line, in_quotes(again.path) + " is in " + again.split + ", but in " + first.split + remedy);
+    fail(manifest, again.line,
+         file_in_quotes(again.path) + " is in " + again.split + ", but in " + first.split + remedy);
   }
 }
 
@@ -170,7 +172,7 @@ Dataset read_manifest(std::string_view text, const fs::path& path, const Dataset
     if (label == labels.end()) fail(path, entry.line, "class " + in_quotes(entry.label) + " does not occur in train");
     const fs::path file = folder / entry.path;
     std::error_code error;
-    if (!fs::is_regular_file(file, error)) fail(path, entry.line, "no file " + in_quotes(file.string()));
+    if (!fs::is_regular_file(file, error)) fail(path, entry.line, "no file " + file_in_quotes(file.string()));
     const Entry& first = *listed.try_emplace(file.lexically_normal().string(), &entry).first->second;
     check_same(path, first, entry);
     // Copies take the first one's spelling, so that they are known to be one image.

@@ -74,9 +74,7 @@ void merge(const json& object, const std::string& where, const std::map<std::str
       std::vector<std::string> known;
       known.reserve(readers.size());
       for (const auto& [name, unused] : readers) known.push_back(name);
-      const std::string nearest = nearest_word(key, known);
-      throw Error("model: unknown field " + in_quotes(field) +
-                  (nearest.empty() ? "" : "; did you mean '" + nearest + "'?"));
+      throw Error("model: unknown field " + in_quotes(field) + did_you_mean(key, known));
     }
     reader->second(field, value);
   }

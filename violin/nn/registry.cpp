@@ -148,9 +148,7 @@ ModelConfig find_model(std::string_view name) {
       return config;
     }
   }
-  const std::string nearest = nearest_word(name, known);
-  throw Error("unknown model " + in_quotes(name) + (nearest.empty() ? ";" : "; did you mean '" + nearest + "'?") +
-              " `violin models` lists them all");
+  throw Error("unknown model " + in_quotes(name) + did_you_mean(name, known, ";") + " `violin models` lists them all");
 }
 
 }  // namespace violin::nn

@@ -22,9 +22,8 @@ Strategy parse_strategy(std::string_view name) {
   const std::vector<std::string>& names = strategy_names();
   const auto found = std::find(names.begin(), names.end(), name);
   if (found != names.end()) return static_cast<Strategy>(found - names.begin());
-  const std::string nearest = nearest_word(name, names);
-  throw Error("unknown masking strategy '" + std::string(name) + "'" +
-              (nearest.empty() ? "." : "; did you mean '" + nearest + "'?") + " There are " + joined(names));
+  throw Error("unknown masking strategy " + in_quotes(name) + did_you_mean(name, names, ".") + " There are " +
+              joined(names));
 }
 
 bool wants_log_mask(Strategy strategy) {

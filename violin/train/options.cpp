@@ -56,9 +56,8 @@ constexpr Recipe kRecipes[] = {
 const Recipe& find(std::string_view name) {
   for (const Recipe& recipe : kRecipes)
     if (recipe.name == name) return recipe;
-  const std::string nearest = nearest_word(name, recipe_names());
-  throw Error("unknown recipe " + in_quotes(name) + (nearest.empty() ? "" : "; did you mean '" + nearest + "'?") +
-              " There are " + joined(recipe_names()));
+  throw Error("unknown recipe " + in_quotes(name) + did_you_mean(name, recipe_names(), ".") + " There are " +
+              joined(recipe_names()));
 }
 
 template <class T>
@@ -133,8 +132,7 @@ void merge_json(const json& object, Options& options) {
   for (const auto& [key, value] : object.items()) {
     if (key == "recipe") read(key, value, options.recipe);
     if (std::find(known.begin(), known.end(), key) != known.end()) continue;
-    const std::string nearest = nearest_word(key, known);
-    throw Error("unknown option " + in_quotes(key) + (nearest.empty() ? "" : "; did you mean '" + nearest + "'?"));
+    throw Error("unknown option " + in_quotes(key) + did_you_mean(key, known));
   }
 }
 
