@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,22 +46,30 @@ std::vector<std::string> verb_names(const CLI::App& app) {
 }
 
 // What CLI11 could not place: a verb or an option that does not exist, with the nearest one that does.
-std::string unexpected(const CLI::App& app, const CLI::App& verb, const std::string& word) {
-  std::vector<std::string> known;
-  const bool option = word.starts_with("-");
-  if (option) {
-    for (const CLI::Option* candidate : verb.get_options()) {
-      for (const std::string& name : candidate->get_lnames()) known.push_back("--" + name);
-    }
-  } else if (&app == &verb) {
-    known = verb_names(app);
-  }
+std::string unexpected(const CLI::App& verb, const std::string& word) {
+  const std::vector<std::string> verbs = verb_names(verb);
+  if (!word.starts_with("-"))
+    return (verbs.empty() ? "unexpected argument " : "unknown verb ") + in_quotes(word) + did_you_mean(word, verbs);
   std::error_code ignored;
-  if (option && std::filesystem::exists(word, ignored))
-    return "unknown option " + in_quotes(word) + "; the file of this name is " + in_quotes("./" + word);
-  const std::string nearest = known.empty() ? "" : nearest_word(word.substr(0, word.find('=')), known);
-  const std::string kind = option ? "unknown option " : &app == &verb ? "unknown verb " : "unexpected argument ";
-  return kind + in_quotes(word) + (nearest.empty() ? "" : "; did you mean '" + nearest + "'?");
+  if (std::filesystem::exists(word, ignored))
+    return "unknown option " + in_quotes(word) + "; the file of this name is " + file_in_quotes("./" + word);
+  std::vector<std::string> options;
+  for (const CLI::Option* candidate : verb.get_options())
+    for (const std::string& name : candidate->get_lnames()) options.push_back("--" + name);
+  return "unknown option " + in_quotes(word) + did_you_mean(word.substr(0, word.find('=')), options);
+}
+
+// The verb that the first words name, and these words: "violin bench model".
+std::string named(const CLI::App& app, std::span<char* const> words) {
+  const CLI::App* verb = &app;
+  std::string name = "violin";
+  for (const char* word : words.subspan(std::min<std::size_t>(1, words.size()))) {
+    const auto matching = verb->get_subcommands([&](const CLI::App* one) { return one->get_name() == word; });
+    if (matching.empty()) break;
+    verb = matching.front();
+    name += std::string(" ") + word;
+  }
+  return name;
 }
 
 // A file that is opened gets the lowest free number: with standard error closed, messages would land in it. What cannot
@@ -102,23 +111,21 @@ int run_command(int argc, char** argv) {
 
 Every verb explains itself: violin VERB --help)");
 
-  const std::vector<std::string> verbs = verb_names(app);
-  const bool named = argc > 1 && std::find(verbs.begin(), verbs.end(), argv[1]) != verbs.end();
-  return run(named ? std::string("violin ") + argv[1] : "violin", [&] {
+  return run(named(app, {argv, static_cast<std::size_t>(argc)}), [&] {
     try {
       app.parse(argc, argv);
     } catch (const CLI::Success& asked) {
       app.exit(asked);
       return;
     } catch (const CLI::ParseError& error) {
-      const std::vector<CLI::App*> parsed = app.get_subcommands();
-      const CLI::App& verb = parsed.empty() ? app : *parsed.front();
+      const CLI::App* verb = &app;
+      while (!verb->get_subcommands().empty()) verb = verb->get_subcommands().front();
       // What is required may be missing because it was taken for an option.
       std::vector<std::string> rest = app.remaining(true);
       std::erase(rest, "--");
       const bool misplaced = !rest.empty() && (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr ||
                                                dynamic_cast<const CLI::RequiredError*>(&error) != nullptr);
-      throw Usage(misplaced ? unexpected(app, verb, rest.front()) : error.what());
+      throw Usage(misplaced ? unexpected(*verb, rest.front()) : error.what());
     }
     if (app.get_subcommands().empty()) throw Usage("a verb is missing");
   });

@@ -44,6 +44,9 @@ TEST(Command, ExplainsWrongVerbsAndOptions) {
   expect_failure({}, 2, "violin --help");
   expect_failure({"curve"}, 2, "did you mean 'curves'?");
   expect_failure({"--nonsense"}, 2, "unknown option '--nonsense'");
+  expect_failure({"bench", "modl"}, 2, "violin bench: unknown verb 'modl'; did you mean 'model'?");
+  expect_failure({"bench", "model", "--bacth"}, 2, "did you mean '--batch'? (see 'violin bench model --help')");
+  expect_failure({"bench", "model", "extra"}, 2, "violin bench model: unexpected argument 'extra'");
   expect_failure({"curves", "--crve", "z"}, 2, "did you mean '--curve'?");
   expect_failure({"curves", "extra"}, 2, "unexpected argument 'extra'");
   expect_failure({"curves", "--grid"}, 2, "--grid");
