@@ -16,6 +16,7 @@
 
 #include "violin/data/dataset.h"
 #include "violin/data/file.h"
+#include "violin/data/loader.h"
 #include "violin/text.h"
 #include "violin/train/run_folder.h"
 
@@ -118,6 +119,11 @@ std::vector<std::int64_t> parse_integers(std::string_view option, std::string_vi
     left.remove_prefix(item.size() + 1);
   }
   return result;
+}
+
+void note_skipped(const std::vector<data::BadImage>& images) {
+  for (const data::BadImage& image : images) note("skipped a bad image: " + image.message);
+  if (!images.empty()) note("skipped " + counted(std::ssize(images), "bad image"));
 }
 
 void note(std::string_view text) {

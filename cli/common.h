@@ -16,6 +16,10 @@
 #include "violin/text.h"
 #include "violin/viz/scene.h"
 
+namespace violin::data {
+struct BadImage;
+}
+
 namespace violin::cli {
 
 // Exit codes: done, failed, wrong usage.
@@ -61,6 +65,7 @@ void check_different(std::string_view option, const std::string& path, std::stri
 // To stdout; throws violin::Error when it cannot be written. A note goes to stderr as one line.
 void print(std::string_view text);
 void note(std::string_view text);
+void note_skipped(const std::vector<data::BadImage>& images);  // each, and how many
 
 // What is wrong with the value of --seconds or --seed, for CLI11; nothing where it is a time to measure for, a seed.
 std::string check_seconds(const std::string& text);

@@ -243,7 +243,7 @@ void evaluate_weights(const Options& options) {
     text += line.data();
     if (first) own = std::move(evaluation);
   }
-  for (const data::BadImage& bad : own.bad_images) note("skipped a bad image: " + bad.message);
+  note_skipped(own.bad_images);
   const train::Metrics& metrics = own.metrics;
   ordered_json classes = ordered_json::array();
   for (std::size_t label = 0; label < metrics.confusion.size(); ++label) {

@@ -135,7 +135,7 @@ Read from_images(const Options& options, const Compute& compute, const data::Eva
   }
   progress.finish();
   read.bad = loader.bad_images();
-  for (const data::BadImage& bad : read.bad) note("skipped a bad image: " + bad.message);
+  note_skipped(read.bad);
   if (read.names.empty()) throw Error(file_in_quotes(options.input) + ": no image could be decoded");
   return read;
 }

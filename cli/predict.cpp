@@ -58,6 +58,7 @@ void predict(const Options& options) {
   PredictorOptions settings;
   settings.precision = compute.precision;
   settings.batch = options.batch;
+  settings.batch_option = "--batch";
   checkpoint::LoadedModel loaded = load_weights(options.weights, options.model, compute.device);
   const nn::Model model = loaded.model;
   const std::int64_t block = chosen_block(options, model->config().depth);
@@ -97,8 +98,7 @@ void predict(const Options& options) {
   }
   progress.finish();
   const std::vector<data::BadImage> bad = loader.bad_images();
-  for (const data::BadImage& image : bad) note("skipped a bad image: " + image.message);
-  if (!bad.empty()) note("skipped " + counted(std::ssize(bad), "bad image"));
+  note_skipped(bad);
   if (list.empty()) throw Error("none of the images could be read");
   // First what was asked for: a picture that cannot be written takes nothing away.
   print(options.json ? nn::json_text(list, 2) + "\n" : text);

@@ -46,6 +46,7 @@ constexpr viz::Color kFrame = viz::rgb(0x35c4d7);
 struct Options {
   std::vector<std::string> runs;
   std::string out;
+  std::int64_t batch = 64;
   bool no_images = false;
   bool json = false;
   ComputeOptions compute;
@@ -270,9 +271,12 @@ viz::Prediction prediction_of(nn::VisionTransformer& model, const train::Task& t
 
 // Confusion, the surest right and wrong answers, and the first image of some classes.
 void add_predictions(viz::RunReport& report, nn::VisionTransformer& model, const train::Task& task,
-                     const data::SampleSet& set, const std::string& split, const Compute& compute, std::size_t count) {
+                     const data::SampleSet& set, const std::string& split, const Compute& compute, std::int64_t batch,
+                     std::size_t count) {
   const data::SampleSet part = set.limited(kMaxEvaluated, 0);
   train::EvaluateOptions settings;
+  settings.batch_size = batch;
+  settings.batch_option = "--batch";
   settings.workers = compute.workers;
   settings.device = compute.device;
   settings.precision = compute.precision;
@@ -410,8 +414,12 @@ viz::RunReport collect(const fs::path& folder, const Options& options, const Com
           "it began.");
   }
   if (options.no_images) return report;
+  const auto without_predictions = [&](const std::string& reason) {
+    note((many ? score.name + ": " : "") + "no predictions: " + reason);
+    report.notes.push_back("No predictions: " + reason);
+  };
   if (!seen.dataset) {
-    report.notes.push_back("No predictions: " + seen.problem);
+    without_predictions(seen.problem);
     return report;
   }
   try {
@@ -421,9 +429,9 @@ viz::RunReport collect(const fs::path& folder, const Options& options, const Com
                                  : !dataset.val.empty() ? dataset.val
                                                         : dataset.train;
     const std::string split = !dataset.test.empty() ? "test" : !dataset.val.empty() ? "val" : "train";
-    add_predictions(report, *loaded.model, task, set, split, compute, many ? kShown / 2 : kShown);
+    add_predictions(report, *loaded.model, task, set, split, compute, options.batch, many ? kShown / 2 : kShown);
   } catch (const Error& error) {
-    report.notes.push_back(std::string("No predictions: ") + error.what());
+    without_predictions(error.what());
   }
   return report;
 }
@@ -501,6 +509,7 @@ std::vector<std::string> warnings(const std::vector<viz::RunScore>& runs, const 
 }
 
 void write_report(const Options& options) {
+  if (options.batch < 1) throw Usage("--batch must be at least 1");
   const Compute compute = start_compute(options.compute);
   const std::vector<std::string> runs = different_runs(options.runs);
   check_output("--out", options.out, runs);
@@ -549,6 +558,7 @@ void add_report(CLI::App& app) {
   verb->add_option("runs", options->runs, "Folders of runs")->required()->type_name("RUN…");
   verb->add_option("--out", options->out, "The page (default: report.html in the run; for several, here)")
       ->type_name("FILE");
+  verb->add_option("--batch", options->batch, "Images per forward pass (default 64)")->type_name("N");
   verb->add_flag("--no-images", options->no_images, "Leave predictions out");
   verb->add_flag("--json", options->json, "Print what was measured as JSON");
   add_compute_options(*verb, options->compute, Draws::kNone);

@@ -409,6 +409,7 @@ void train_together(const CLI::App& verb, const std::string& command, const Trai
   } else {
     // The folder is checked before anything takes time, and nothing is written before everything fits.
     if (first) train::check_run_folder(folder, mode);
+    if (first && request.options.statistics == "data") note("measuring the statistics of the training images");
     prepared = train::prepare(request);
     prepared.task.processes = launch.world;
     if (search_lr) train::search_data(prepared.task, prepared.dataset);  // throws where there are too few images

@@ -38,7 +38,7 @@ at::Tensor Predictor::probabilities(const at::Tensor& images) const {
   const at::Device device = model_.model->parameters().front().device();
   const nn::PrecisionScope precision(device.type(), options_.precision, nn::WeightCasts::kAtEachUse);
   const at::Tensor logits = nn::within_memory(
-      images, "--batch", [&](const at::Tensor& some) { return model_.model->forward(some.to(device)); });
+      images, options_.batch_option, [&](const at::Tensor& some) { return model_.model->forward(some.to(device)); });
   return at::softmax(logits.to(at::kFloat), -1).to(at::kCPU);
 }
 

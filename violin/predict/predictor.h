@@ -27,7 +27,8 @@ struct Guess {
 struct PredictorOptions {
   checkpoint::LoadOptions load;  // and with it the device
   nn::Precision precision = nn::Precision::kFp32;
-  std::int64_t batch = 32;  // images per forward pass
+  std::int64_t batch = 32;   // images per forward pass
+  std::string batch_option;  // named where a batch does not fit into memory; may be empty
   DecodeLimits limits;
 };
 

@@ -329,16 +329,19 @@ void Trainer::explain_memory(const c10::Error& reason, std::int64_t batch) {
   model_->set_drop_draws({});  // those of the pass that failed
   const std::int64_t fits = nn::images_that_fit(tried, [&](std::int64_t images) {
     optimizer_->clear_gradients();
-    const nn::PrecisionScope precision(options_.device.type(), precision_);
     const at::Tensor values =
         at::zeros({images, task_.model.in_chans, height, width}, at::TensorOptions(options_.device).dtype(at::kFloat));
-    model_->forward(values).sum().backward();
+    for (int pass = 0; pass < 2; ++pass) {  // the second has gradients beside it
+      const nn::PrecisionScope precision(options_.device.type(), precision_);
+      model_->forward(values).sum().backward();
+    }
   });
   optimizer_->clear_gradients();
   const std::int64_t passes = fits < 1 ? 0 : (batch + fits - 1) / fits;
   nn::explain_memory(reason, tried, fits,
-                     "take --batch-size " + std::to_string(fits * processes().world()) + ", or --accumulate " +
-                         std::to_string(passes) + " for the same batch in several passes");
+                     "take --batch-size " + std::to_string(fits * o.accumulate * processes().world()) +
+                         ", or --accumulate " + std::to_string(passes) + " for the same batch in " +
+                         (o.accumulate > 1 ? "more" : "several") + " passes");
 }
 
 bool Trainer::train_epoch() {
