@@ -90,7 +90,8 @@ void add_bench_model(CLI::App& bench) {
   verb->add_option("--seconds", options->seconds, "To spend on each of inference and training")
       ->check(check_seconds)
       ->capture_default_str();
-  verb->add_option("--peer", options->peer, "Also timm's twin: \"python3 bench/model_peer.py\"")->type_name("COMMAND");
+  verb->add_option("--peer", options->peer, "Also timm's twin: \"python3 bench/model_peer.py [--compile]\"")
+      ->type_name("COMMAND");
   verb->add_option("--trace", options->trace, "Also a trace of one training step of each, for tools/trace_summary.py")
       ->type_name("FOLDER");
   verb->add_flag("--adapters", options->adapters, "Also with LoRA and DoRA adapters of rank 8");

@@ -56,7 +56,20 @@ std::string unexpected(const CLI::App& verb, const std::string& word) {
   std::vector<std::string> options;
   for (const CLI::Option* candidate : verb.get_options())
     for (const std::string& name : candidate->get_lnames()) options.push_back("--" + name);
+  if (std::ranges::find(options, word.substr(0, word.find('='))) != options.end())
+    return in_quotes(word) + " belongs behind the verb: " + verb.get_name() + " … " + word;
   return "unknown option " + in_quotes(word) + did_you_mean(word.substr(0, word.find('=')), options);
+}
+
+// CLI11's words for what is required, as everything else that is missing is named.
+std::string missing(const CLI::App& verb, const std::string& text) {
+  constexpr std::string_view kEnd = " is required";
+  if (!text.ends_with(kEnd)) return text;
+  const std::string what = text.substr(0, text.size() - kEnd.size());
+  if (what != "A subcommand") return what + " is missing";
+  std::string names;
+  for (const std::string& name : verb_names(verb)) names += (names.empty() ? "" : ", ") + name;
+  return "a verb is missing: " + names;
 }
 
 // The verb that the first words name, and these words: "violin bench model".
@@ -125,7 +138,7 @@ Every verb explains itself: violin VERB --help)");
       std::erase(rest, "--");
       const bool misplaced = !rest.empty() && (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr ||
                                                dynamic_cast<const CLI::RequiredError*>(&error) != nullptr);
-      throw Usage(misplaced ? unexpected(*verb, rest.front()) : error.what());
+      throw Usage(misplaced ? unexpected(*verb, rest.front()) : missing(*verb, error.what()));
     }
     if (app.get_subcommands().empty()) throw Usage("a verb is missing");
   });

@@ -287,11 +287,12 @@ void add_predictions(viz::RunReport& report, nn::VisionTransformer& model, const
   if (evaluation.indices.empty())
     throw Error("none of the " + std::to_string(part.size()) + " images of " + split + " could be read" +
                 (evaluation.bad_images.empty() ? "" : ", the first: " + evaluation.bad_images.front().message));
+  note_skipped(evaluation.bad_images);
   if (!evaluation.bad_images.empty())
-    report.notes.push_back(std::to_string(evaluation.bad_images.size()) + " images of " + split +
+    report.notes.push_back(counted(std::ssize(evaluation.bad_images), "image") + " of " + split +
                            " could not be read, the first: " + evaluation.bad_images.front().message);
   report.confusion = evaluation.metrics.confusion;
-  report.predicted = std::to_string(evaluation.metrics.images) + " images of " + split + ", of which " +
+  report.predicted = counted(evaluation.metrics.images, "image") + " of " + split + ", of which " +
                      number_text(evaluation.metrics.top1, "%.2f%%") + " are named right";
   const at::Tensor probabilities = at::softmax(evaluation.logits.to(at::kDouble), 1);
   const at::Tensor surest = std::get<0>(probabilities.max(1)), guesses = probabilities.argmax(1);
@@ -558,8 +559,9 @@ void add_report(CLI::App& app) {
   verb->add_option("runs", options->runs, "Folders of runs")->required()->type_name("RUN…");
   verb->add_option("--out", options->out, "The page (default: report.html in the run; for several, here)")
       ->type_name("FILE");
-  verb->add_option("--batch", options->batch, "Images per forward pass (default 64)")->type_name("N");
-  verb->add_flag("--no-images", options->no_images, "Leave predictions out");
+  CLI::Option* batch =
+      verb->add_option("--batch", options->batch, "Images per forward pass (default 64)")->type_name("N");
+  verb->add_flag("--no-images", options->no_images, "Leave predictions out")->excludes(batch);
   verb->add_flag("--json", options->json, "Print what was measured as JSON");
   add_compute_options(*verb, options->compute, Draws::kNone);
   verb->footer(R"(Examples:

@@ -5,6 +5,8 @@
 
 #include "tests/cli/process.h"
 #include "tests/train/helpers.h"
+#include "violin/checkpoint/safetensors.h"
+#include "violin/checkpoint/tensor_file.h"
 #include "violin/train/predictions.h"
 
 namespace violin {
@@ -260,6 +262,29 @@ TEST_F(Evaluating, SaysWhatOfAResolutionIsNotSeen) {
   EXPECT_EQ(outcome.err.find("of 16 pixels"), std::string::npos) << outcome.err;
   evaluate("run", "photos", {"--resolutions", "8,16", "--predictions", path("said.csv")});
   EXPECT_TRUE(noted("said.csv' is of the first size (at 8 px)")) << notes_;
+}
+
+TEST_F(Evaluating, OfWeightsThatSayNothingASweepIsWhatEachSizeIsAlone) {
+  train("run", "photos", {});
+  checkpoint::save_safetensors(path("bare.safetensors"),
+                               checkpoint::TensorFile::open(path("run/best/model.safetensors")).tensors());
+  const json sweep = evaluate("bare.safetensors", "photos", {"--heads", "2", "--resolutions", "72,48,24"});
+  for (const json& row : sweep.at("resolutions")) {
+    const std::string size = std::to_string(row.at("resolution").get<int>());
+    const json alone = evaluate("bare.safetensors", "photos", {"--heads", "2", "--img-size", size});
+    EXPECT_NEAR(row.at("loss").get<double>(), alone.at("loss").get<double>(), 1e-5) << size;
+  }
+}
+
+TEST_F(Evaluating, ABatchMayBeLargerThanAnyNumberOfImages) {
+  train("run", "photos", {});
+  for (const std::vector<std::string>& verb : {std::vector<std::string>{"eval", path("run"), "--data", path("photos")},
+                                               {"predict", path("run"), path("photos")},
+                                               {"report", path("run")}}) {
+    std::vector<std::string> arguments = verb;
+    arguments.insert(arguments.end(), {"--batch", "9223372036854775807", "--threads", "1"});
+    EXPECT_EQ(run_violin(arguments).code, 0) << verb.front();
+  }
 }
 
 TEST_F(Evaluating, NamesSteerNoTerminal) {

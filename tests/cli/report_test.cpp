@@ -222,7 +222,8 @@ TEST_F(ReportCommand, UnreadableImagesLeaveAPage) {
   };
   fs::resize_file(images[0], 0);
   const std::string some = page();
-  EXPECT_NE(some.find("1 images of test could not be read"), std::string::npos);
+  EXPECT_NE(some.find("1 image of test could not be read"), std::string::npos);
+  EXPECT_NE(notes_.find("skipped 1 bad image\n"), std::string::npos) << notes_;
   EXPECT_NE(some.find("On 5 images of test"), std::string::npos);
   for (const fs::path& image : images) fs::resize_file(image, 0);
   const std::string none = page();

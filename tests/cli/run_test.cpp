@@ -226,6 +226,23 @@ TEST_F(Training, DamagedFilesOfARunAreNamed) {
   EXPECT_NE(outcome.err.find("names 1 classes for a model with 4"), std::string::npos) << outcome.err;
 }
 
+TEST_F(Training, AResumedSearchInWhichEveryRateDivergedLeavesTheFolderFree) {
+  ASSERT_EQ(run_violin(train_arguments("run")).code, 0);
+  std::ifstream stream(file("run/config.json"));
+  json config = json::parse(stream);
+  config["lr_search"] = true;
+  std::ofstream(file("run/config.json")) << config;
+  fs::remove_all(file("run/last"));
+  json trials = json::array();
+  for (const double lr : {1e-3, 7.5e-4, 5e-4, 2.5e-4, 1e-4}) trials.push_back({{"lr", lr}, {"diverged", true}});
+  std::ofstream(file("run/lr_search.json")) << json{{"trials", trials}};
+  const Outcome outcome = run_violin({"train", "--resume", file("run"), "--threads", "1", "--workers", "1"});
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_NE(outcome.err.find("give a smaller one (--lr 1e-5)"), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("another may begin there"), std::string::npos) << outcome.err;
+  EXPECT_EQ(run_violin(train_arguments("run")).code, 0);
+}
+
 TEST_F(Training, ARunThatFailsBeforeItsFirstCheckpointReplacesNone) {
   ASSERT_EQ(run_violin(train_arguments("run")).code, 0);
   std::vector<std::string> arguments = with(train_arguments("run"), {"--force"});

@@ -48,6 +48,8 @@ TEST(Command, ExplainsWrongVerbsAndOptions) {
   expect_failure({"bench", "model", "--bacth"}, 2, "did you mean '--batch'? (see 'violin bench model --help')");
   expect_failure({"bench", "model", "extra"}, 2, "violin bench model: unexpected argument 'extra'");
   expect_failure({"curves", "--crve", "z"}, 2, "did you mean '--curve'?");
+  expect_failure({"bench"}, 2, "a verb is missing: attention, data, model");
+  expect_failure({"--threads", "2", "eval", "run"}, 2, "'--threads' belongs behind the verb: eval");
   expect_failure({"curves", "extra"}, 2, "unexpected argument 'extra'");
   expect_failure({"curves", "--grid"}, 2, "--grid");
   expect_failure({"curves", "--grid", "4x4", "--grid", "5x5"}, 2, "--grid");
@@ -55,8 +57,8 @@ TEST(Command, ExplainsWrongVerbsAndOptions) {
 
 TEST(Command, SaysWhatBecameOfAWordInsteadOfWhatIsMissingForIt) {
   expect_failure({"predict", "run", "--nonsense"}, 2, "unknown option '--nonsense'");
-  expect_failure({"predict", "run"}, 2, "images is required");
-  expect_failure({"predict", "run", "--"}, 2, "images is required");
+  expect_failure({"predict", "run"}, 2, "images is missing");
+  expect_failure({"predict", "run", "--"}, 2, "images is missing");
   expect_failure({"curves", "--", "extra"}, 2, "unexpected argument 'extra'");
   const TemporaryFolder folder;
   const std::filesystem::path before = std::filesystem::current_path();

@@ -180,6 +180,7 @@ class Loader {
   // `config_` becomes what can be loaded as it is; `wanted_` remembers the size to go to. Sizes that memory depends on
   // are compared before anything is allocated.
   void fit_to_file() {
+    own_preprocessing_ = default_preprocessing(family_, config_);
     wanted_ = options_.img_size.value_or(config_.img_size);
     expect_sizes(state_, "patch_embed.proj.weight",
                  {config_.embed_dim, config_.in_chans, config_.patch_size.height, config_.patch_size.width});
@@ -336,7 +337,7 @@ class Loader {
       const bool half_said = result_.preprocessing.size.is_square() && !config.img_size.is_square();
       if (asked || half_said) result_.preprocessing = data::at_size(result_.preprocessing, wanted_);
     } else {
-      result_.preprocessing = default_preprocessing(family_, config);
+      result_.preprocessing = data::at_size(own_preprocessing_, config.img_size);
       note("the file does not say how images are prepared: " +
            std::string(family_ == "ViT" ? "mean and deviation 0.5" : "ImageNet statistics") + ", " +
            short_text(result_.preprocessing.size) + " pixels, crop_pct " +
@@ -361,7 +362,8 @@ class Loader {
   ModelConfig config_;
   std::string family_;
   Size wanted_;
-  std::optional<Size> file_patch_;  // where patches are resampled
+  data::EvalOptions own_preprocessing_;  // of the family at the size of the weights, for files that do not say
+  std::optional<Size> file_patch_;       // where patches are resampled
   std::map<std::string, std::int64_t> converted_;
   std::set<const void*> taken_;
   bool told_by_file_ = false;  // the architecture is what the file's metadata say

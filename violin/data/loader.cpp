@@ -105,7 +105,7 @@ class Loader::State {
     }
     drop_epoch();
     picks = std::move(order);
-    batch_size = size;
+    batch_size = std::min(size, std::max<std::int64_t>(std::ssize(picks), 1));  // no number is too large to count with
     epoch = new_epoch;
     next_number = std::max<std::int64_t>(first, 0);
     fill_queue();

@@ -55,7 +55,7 @@ class RunFolder {
   bool has_steps() const;  // a checkpoint with more in it than the weights that training begins with
   // Whether the run that was here before could be brought back.
   bool replaces() const;
-  // Removes the files of the run and brings that one back.
+  // Removes the files of the run; the one that was here before comes back.
   void discard() const;
 
  private:

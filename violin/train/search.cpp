@@ -89,7 +89,8 @@ RateSearch search_rate(const Task& task, const data::Dataset& dataset, const std
   if (best == nullptr) {
     // Nothing to go on from: the next try is to be with another rate.
     if (run != nullptr) std::filesystem::remove(run->path() / "lr_search.json");
-    throw Error("with every learning rate that was tried the loss grew without bound; give a smaller one (--lr 1e-5)");
+    throw NotFinite(
+        "with every learning rate that was tried the loss grew without bound; give a smaller one (--lr 1e-5)");
   }
   search.best = best->lr;
   for (const RateTrial& trial : search.trials)

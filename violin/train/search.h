@@ -31,7 +31,7 @@ data::Dataset search_data(const Task& task, const data::Dataset& dataset);
 // `fresh` gives the model with its initial weights, once per candidate. Finished trials are kept in the run's
 // lr_search.json, so that an interrupted search goes on where it was; of several
 // processes the first has the run, the others null. The highest accuracy wins; of equal ones the
-// smaller loss.
+// smaller loss. Throws NotFinite where every candidate diverged; nothing is kept then.
 RateSearch search_rate(const Task& task, const data::Dataset& dataset, const std::function<nn::Model()>& fresh,
                        RunFolder* run, const TrainerOptions& options);
 
