@@ -121,6 +121,7 @@ def start_emulator(lib):
     lib.emulator_error.restype = ctypes.c_char_p
     lib.emulator_allow.argtypes = [PTR, ctypes.c_size_t]
     lib.emulator_order.argtypes = [ctypes.c_uint64]
+    lib.emulator_offer_shared.argtypes = [ctypes.c_size_t]
     lib.emulator_ptx_list.restype = ctypes.c_char_p
     with open(lib.emulator_ptx_list().decode()) as files:
         for path in files.read().split("\n"):
@@ -144,6 +145,10 @@ class Kernels:
         its own order."""
         if self.emulated:
             self.lib.emulator_order(seed)
+
+    def offer_shared(self, bytes):
+        """Shared memory that a block of an emulated device can have: 227 KiB on Hopper, 163 on Ampere, 99 on its smaller chips."""
+        self.lib.emulator_offer_shared(bytes)
 
     def _run(self, name, p, tensors, *path, poison=False):
         """tensors: all that the kernels may touch."""

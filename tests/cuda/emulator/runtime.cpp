@@ -15,7 +15,6 @@
 namespace violin::emulator {
 namespace {
 
-constexpr std::size_t kMostShared = 227 * 1024;
 constexpr int kProcessors = 4;  // few, so that small problems have several rounds
 
 class Device {
@@ -48,11 +47,12 @@ class Device {
       }
       const auto most = dynamic_shared_.find(host);
       const std::size_t allowed = most == dynamic_shared_.end() ? 48 * 1024 : most->second;
-      if (shared > allowed || shared + f.static_shared > kMostShared) {
+      if (shared > allowed || shared + f.static_shared > most_shared) {
         throw Error(f.name + ": " + std::to_string(shared) + " bytes of shared memory, " + std::to_string(allowed) +
                     " allowed");
       }
       if (grid.x == 0 || grid.y == 0 || grid.z == 0 || threads == 0) throw Error(f.name + ": an empty grid");
+      if (grid.x > 0x7fffffff || grid.y > 0xffff || grid.z > 0xffff) throw Error(f.name + ": too large a grid");
       run(launch, order);
     } catch (const std::exception& problem) {
       if (error.empty()) error = problem.what();
@@ -62,7 +62,7 @@ class Device {
   }
   cudaError_t allow_shared(const void* host, std::size_t bytes) {
     try {
-      if (bytes + program_of(host).function->static_shared > kMostShared) return last = cudaErrorInvalidValue;
+      if (bytes + program_of(host).function->static_shared > most_shared) return last = cudaErrorInvalidValue;
     } catch (const std::exception& problem) {
       if (error.empty()) error = problem.what();
       return last = cudaErrorInvalidValue;
@@ -74,6 +74,11 @@ class Device {
     }
     return cudaSuccess;
   }
+  // Another kind of device from here on.
+  void offer_shared(std::size_t bytes) {
+    most_shared = bytes;
+    dynamic_shared_.clear();
+  }
   void load(const std::string& path) {
     std::ifstream file(path);
     std::stringstream text;
@@ -84,6 +89,7 @@ class Device {
       entries_[plain_name(name)] = {modules_.back().get(), name};
   }
 
+  std::size_t most_shared = 227 * 1024;  // that a block can have
   Memory memory;
   Order order;
   std::string error;
@@ -225,7 +231,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
       *value = violin::emulator::kProcessors;
       return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      *value = static_cast<int>(violin::emulator::kMostShared);
+      *value = static_cast<int>(Device::one().most_shared);
       return cudaSuccess;
     case cudaDevAttrComputeCapabilityMajor:
       *value = 9;
@@ -275,6 +281,9 @@ void emulator_forget() {
 }
 void emulator_order(std::uint64_t seed) {
   Device::one().order.seed = seed;
+}
+void emulator_offer_shared(std::size_t bytes) {
+  Device::one().offer_shared(bytes);
 }
 // What went wrong since the last call, or an empty string.
 const char* emulator_error() {

@@ -45,6 +45,10 @@ bool empty(const AttentionShape& s) {
 bool is_wide(DType t) {
   return t == DType::kFloat32 || t == DType::kFloat64;
 }
+template <class Pass>
+bool on_sm90(const Pass& p, Path path) {
+  return path == Path::kSm90 && has_sm90_kernel(p);
+}
 
 }  // namespace
 
@@ -60,27 +64,28 @@ Path best_path() {
 
 std::size_t scratch_bytes(const AttentionForward& p, Path path) {
   if (is_wide(p.dtype)) return 0;
-  return path == Path::kSm90 && has_sm90_kernel(p) ? scratch_sm90(p) : scratch_sm80(p);
+  return on_sm90(p, path) ? scratch_sm90(p) : scratch_sm80(p);
 }
 
 std::size_t scratch_bytes(const AttentionBackward& p, Path path) {
   if (is_wide(p.dtype)) return scratch_simt(p);
-  return path == Path::kSm90 && has_sm90_kernel(p) ? scratch_sm90(p) : delta_bytes(p) + scratch_sm80(p);
+  return on_sm90(p, path) ? scratch_sm90(p) : delta_bytes(p) + scratch_sm80(p);
 }
 
 cudaError_t launch(const AttentionForward& p, Path path, void* scratch, cudaStream_t stream) {
   if (empty(p.shape)) return cudaSuccess;
   if (is_wide(p.dtype)) return launch_simt(p, stream);
-  if (path == Path::kSm90 && has_sm90_kernel(p)) return launch_sm90(p, scratch, stream);
+  if (on_sm90(p, path)) return launch_sm90(p, scratch, stream);
   return launch_sm80(p, scratch, stream);
 }
 
 cudaError_t launch(const AttentionBackward& p, Path path, void* scratch, cudaStream_t stream) {
   if (empty(p.shape)) return cudaSuccess;
   if (is_wide(p.dtype)) return launch_simt(p, scratch, stream);
-  if (path == Path::kSm90 && has_sm90_kernel(p)) return launch_sm90(p, scratch, stream);
+  if (on_sm90(p, path)) return launch_sm90(p, scratch, stream);
   float* const delta = static_cast<float*>(scratch);
-  if (const cudaError_t e = launch_delta(p, delta, stream); e != cudaSuccess) return e;
+  const cudaError_t e = measures_delta(p) ? cudaSuccess : launch_delta(p, delta, stream);
+  if (e != cudaSuccess) return e;
   return launch_sm80(p, delta, static_cast<unsigned char*>(scratch) + delta_bytes(p), stream);
 }
 

@@ -45,7 +45,7 @@ cudaError_t backward(const AttentionBackward& p, const Records& records, float* 
   };
   const float* read = delta;
   cudaError_t e = cudaSuccess;
-  if (p.gate.data) {
+  if (measures_delta(p)) {
     e = start<kDqShared<kDim>>(dq_kernel<T, kDim, true>, blocks(s.queries), stream, p, records, delta);
   }
   if (e == cudaSuccess && (p.dk.data || p.dv.data)) {

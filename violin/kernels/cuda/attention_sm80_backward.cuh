@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 }
 
 // dQ. kDelta: instead, D = rowsum(P o gate o dO V^T) itself. rowsum(dO o O) is the same but for the roundings of O in
-// 16 bits, which a gate of both signs makes large beside the sum.
+// 16 bits, which a gate of both signs, or a softmax that is all but one-hot, makes large beside the sum.
 template <class T, int kDim, bool kDelta>
 __global__ void __launch_bounds__(kThreads, 2)
     dq_kernel(const __grid_constant__ AttentionBackward p, const Records records, float* delta) {
@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   commit();
 
   float dq[kM][kDim / 2] = {};
-  [[maybe_unused]] float rowsum[kM][2] = {};
+  [[maybe_unused]] float rowsum[kM][2] = {}, mass[kM][2] = {};
   const float factor = static_cast<float>(p.scale) * kLog2e;
   const std::uint32_t offset = record_offset<false>();
   for (int step = 0; step < steps; ++step) {
@@ -224,11 +224,12 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
         for (int i = 0; i < kStep / 2; ++i) {
           const int half = i % 4 / 2;
-          dx[m][i] = power2(x[m][i] - lse[m][half]) * (dx[m][i] - dots[m][half]);
+          const float weight = power2(x[m][i] - lse[m][half]);
           if constexpr (kDelta) {
-            rowsum[m][half] += dx[m][i];
+            rowsum[m][half] += weight * dx[m][i];
+            mass[m][half] += weight;
           } else {
-            dx[m][i] *= gain(i);
+            dx[m][i] = weight * (dx[m][i] - dots[m][half]) * gain(i);
           }
         }
       };
@@ -247,11 +248,14 @@ __global__ void __launch_bounds__(kThreads, 2)
     if constexpr (kDelta) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float x = rowsum[m][half];
-        x += __shfl_xor_sync(0xffffffffu, x, 1);
-        x += __shfl_xor_sync(0xffffffffu, x, 2);
+        // A log-sum-exp in float32 leaves weights that do not add up to 1: a mean over them does not mind.
+        float x = rowsum[m][half], all = mass[m][half];
+        for (int s = 1; s <= 2; s *= 2) {
+          x += __shfl_xor_sync(0xffffffffu, x, s);
+          all += __shfl_xor_sync(0xffffffffu, all, s);
+        }
         const int i = row + kTile * m + 8 * half;
-        if (lane % 4 == 0 && i < nq) delta[first_row + i] = x;
+        if (lane % 4 == 0 && i < nq) delta[first_row + i] = all == 0 ? 0.0f : x / all;
       }
     } else {
       store<T, kDim>(dq[m], head_of<T>(p.dq, block.b, block.h), p.dq.token, row + kTile * m, nq, d, kLn2, kLn2,

@@ -157,11 +157,11 @@ bool has_sm90_kernel(const AttentionBackward& p) {
   const auto writable = [&](const MutableHeads& x, std::int64_t rows) {
     return x.data == nullptr || sm90::mappable(x, s, rows);
   };
-  return sm90::fits(s, p.dtype, p.scale) && p.bias.data == nullptr && p.gate.data == nullptr && p.dbias == nullptr &&
-         p.dgate == nullptr && (p.dgain == nullptr || p.gain.data != nullptr) && sm90::mappable(p.q, s, s.queries) &&
-         sm90::mappable(p.k, s, s.keys) && sm90::mappable(p.v, s, s.keys) && sm90::mappable(p.out, s, s.queries) &&
-         sm90::mappable(p.dout, s, s.queries) && writable(p.dq, s.queries) && writable(p.dk, s.keys) &&
-         writable(p.dv, s.keys);
+  return sm90::fits(s, p.dtype, p.scale) && s.keys > kFewKeys && p.bias.data == nullptr && p.gate.data == nullptr &&
+         p.dbias == nullptr && p.dgate == nullptr && (p.dgain == nullptr || p.gain.data != nullptr) &&
+         sm90::mappable(p.q, s, s.queries) && sm90::mappable(p.k, s, s.keys) && sm90::mappable(p.v, s, s.keys) &&
+         sm90::mappable(p.out, s, s.queries) && sm90::mappable(p.dout, s, s.queries) && writable(p.dq, s.queries) &&
+         writable(p.dk, s.keys) && writable(p.dv, s.keys);
 }
 
 std::size_t scratch_sm90(const AttentionForward& p) {

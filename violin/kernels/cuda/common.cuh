@@ -97,7 +97,15 @@ cudaError_t allow_most_shared(Kernel kernel, std::size_t beside = 0) {
                               static_cast<int>(most_shared() - beside));
 }
 
-// The paths; sm80 is given D.
+// In 16 bits D = rowsum(dO o O) comes of a rounded output. A softmax over a handful of keys is often all but one-hot;
+// then dP - D is a difference of near numbers, and D is measured anew, by sm80.
+inline constexpr std::int64_t kFewKeys = 16;
+// Whether sm80 does so: with a gate dO o O is not that sum at all.
+inline bool measures_delta(const AttentionBackward& p) {
+  return p.gate.data != nullptr || p.shape.keys <= kFewKeys;
+}
+
+// The paths; sm80 is given D, or room for it.
 cudaError_t launch_simt(const AttentionForward& p, cudaStream_t stream);
 cudaError_t launch_simt(const AttentionBackward& p, void* scratch, cudaStream_t stream);
 cudaError_t launch_sm80(const AttentionForward& p, void* scratch, cudaStream_t stream);

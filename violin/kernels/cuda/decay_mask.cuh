@@ -127,10 +127,11 @@ __global__ void __launch_bounds__(kThreads) table_kernel(const __grid_constant__
   table[static_cast<std::int64_t>(blockIdx.y) * n + k] = row_value(kRow, rate, static_cast<T>(k));
 }
 
-// Of a distance that is not in the table. Not inlined: it is hardly ever called.
+// Of a distance that is not in the table; one below 0 was too large for 32 bits. Not inlined: it is hardly ever called.
 template <class T, Row kRow>
 __device__ __noinline__ T far_value(const DecayMask& m, int lane, int h, int far) {
-  return row_value(kRow, make_rate(static_cast<const T*>(m.log_decay)[lane * m.heads + h]), static_cast<T>(far));
+  const T distance = far < 0 ? T(0x7fffffff) : static_cast<T>(far);
+  return row_value(kRow, make_rate(static_cast<const T*>(m.log_decay)[lane * m.heads + h]), distance);
 }
 
 __host__ __device__ __forceinline__ int padded(int k) {
@@ -179,7 +180,7 @@ struct HeadRows {
     return kCopied ? copy[lane * padded(n) + padded(far)] : read(lane, far);
   }
   __device__ __forceinline__ Value operator()(int lane, int far) const {
-    if (far < n) return near(lane, far);
+    if (static_cast<unsigned>(far) < static_cast<unsigned>(n)) return near(lane, far);
     Value value;
 #pragma unroll
     for (int k = 0; k < kCount; ++k) value.of[k] = far_value<T, kRow>(m, lane0 + lane, head_of(k), far);
