@@ -2,7 +2,7 @@
 
     python3 bench/gpu/attention.py [build/libviolin_ops.so] [--shapes abce] [--repeats 30] [--layout heads|packed|both]
                                    [--mask table|learned|both] [--peers cudnn,flash,flex,compiled,plain] [--no-error]
-                                   [--smoke] [--json FILE]
+                                   [--sweep] [--smoke] [--json FILE]
 
 For each shape (B, h, N, d) in bfloat16: milliseconds forward and forward + backward (median, and the middle half of the
 runs), the largest memory that forward + backward takes beyond the inputs, and the error of the output and of the worst
@@ -17,6 +17,9 @@ learned  The mask is made of its parameters in every call, as a training step do
          gradients for q, k, v and these. "violin" makes the gain packed, as models do; "violin, mask as a table" by
          decay_mask. For the others torch makes it, gamma ** distance for every curve and their mean, as it is written
          ("mask in torch", "formula, plain") or compiled.
+
+--sweep: other shapes instead, 65,536 tokens with 6 heads each: sequences of 49 to 4,096 tokens with heads of 64 numbers, and heads
+of 32 to 128 with 1,024 tokens; at the end, a line for each with the time per logit, in which a cliff would show.
 
 --smoke: a tiny shape on any device, to see that the script runs."""
 
@@ -33,7 +36,12 @@ from contest import Contender, compare, contest
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 SHAPES = {"a": (256, 6, 196, 64), "b": (64, 6, 1024, 64), "c": (128, 3, 1024, 64), "e": (4, 12, 4096, 64)}
-SMOKE = (2, 2, 16, 8)
+SWEEP = {f"{N}x{d}": (65536 // N, 6, N, d)
+         for N, d in [*((N, 64) for N in (49, 64, 65, 128, 129, 196, 197, 256, 257, 400, 576, 577, 784, 1024, 1025, 1296, 1369, 2304,
+                                          2305, 4096)),
+                      *((1024, d) for d in (32, 40, 48, 72, 80, 96, 128))]}
+SMOKE = {"smoke": (2, 2, 16, 8)}
+SMOKE_SWEEP = {"16x8": (2, 2, 16, 8), "17x8": (2, 2, 17, 8)}
 CURVES = 8
 
 
@@ -63,6 +71,12 @@ def reference(q, k, v, gain, dout):
         grads.append(g)
         total += gt
     return torch.stack(outs), [torch.stack(g) for g in zip(*grads)] + [total]
+
+
+def without_mask(inputs):
+    """The same for a gain of 1, whose own gradient nobody wants."""
+    out, grads = reference(*inputs.qkv, torch.ones(1, 1, 1, device=inputs.device), inputs.dout)
+    return out, grads[:3]
 
 
 class Inputs:
@@ -198,8 +212,8 @@ def measure_table(inputs, args, peers):
     i = torch.arange(N, device=inputs.device)
     rate = torch.linspace(0.5, 8, h, device=inputs.device)[:, None, None] / N
     gain = torch.exp(-rate * (i[:, None] - i).abs()).requires_grad_()  # float32 [h,N,N]
-    truth = None if args.no_error else reference(*inputs.qkv, gain, inputs.dout)
-    rows = contest(with_table(inputs, gain, peers), inputs.dout, truth, args.repeats)
+    truths = {} if args.no_error else {True: reference(*inputs.qkv, gain, inputs.dout), False: without_mask(inputs)}
+    rows = contest(with_table(inputs, gain, peers), inputs.dout, truths, args.repeats)
     compare(rows, ("violin", "violin, mask packed"),
             ("cuDNN, no mask", "FlashAttention-2, no mask", "FlexAttention, bf16 mask", "formula, compiled", "formula, plain"))
     memory = {row["what"]: row["memory"] for row in rows}
@@ -211,14 +225,28 @@ def measure_table(inputs, args, peers):
 
 
 def measure_learned(inputs, args, peers):
-    mask, truth = Mask(inputs), None
+    mask, truths = Mask(inputs), {}
     if not args.no_error:
         out, (*dqkv, dgain) = reference(*inputs.qkv, mask.gain64(), inputs.dout)
-        truth = out, [*dqkv, *mask.gradients64(dgain)]
-    rows = contest(with_parameters(inputs, mask, peers), inputs.dout, truth, args.repeats)
+        truths = {True: (out, [*dqkv, *mask.gradients64(dgain)]), False: without_mask(inputs)}
+    rows = contest(with_parameters(inputs, mask, peers), inputs.dout, truths, args.repeats)
     compare(rows, ("violin", "violin, mask as a table"),
             ("cuDNN, no mask", "FlexAttention, mask in torch", "FlexAttention, compiled mask", "formula, compiled", "formula, plain"))
     return rows
+
+
+def summarise(shapes, results):
+    """A line for each shape: time per logit, and the ratio to a peer without a mask."""
+    print(f"\n  {'tokens x dim':12} {'ps per logit, forward':>22} {'both':>8}   violin / cuDNN without a mask, forward, both")
+    for name, layout, kind in dict.fromkeys((r["shape"], r["layout"], r["mask"]) for r in results):
+        B, h, N, _ = shapes[name]
+        by = {r["what"]: r for r in results if (r["shape"], r["layout"], r["mask"]) == (name, layout, kind)}
+        ours, peer = by.get("violin") or by.get("violin, mask as a table"), by.get("cuDNN, no mask")
+        if ours is None:
+            continue
+        times = [1e9 * ours[what][0] / (B * h * N * N) for what in ("forward", "forward_backward")]
+        ratios = [f"{ours[what][0] / peer[what][0]:.2f}" for what in ("forward", "forward_backward")] if peer else ["none here"]
+        print(f"  {name:12} {times[0]:22.2f} {times[1]:8.2f}   {', '.join(ratios)}  ({layout}, mask {kind})")
 
 
 def main():
@@ -231,10 +259,13 @@ def main():
                         help="q, k, v contiguous [B,h,N,d], or views of one projection [B,N,3,h,d] as models have them")
     parser.add_argument("--mask", default="both", choices=("table", "learned", "both"), help="which of the two tables")
     parser.add_argument("--no-error", action="store_true")
+    parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--json")
     args = parser.parse_args()
-    shapes = {"smoke": SMOKE} if args.smoke else {name: SHAPES[name] for name in args.shapes if name in SHAPES}
+    shapes = SWEEP if args.sweep else {name: SHAPES[name] for name in args.shapes if name in SHAPES}
+    if args.smoke:
+        shapes = SMOKE_SWEEP if args.sweep else SMOKE
     if unknown := set(args.shapes) - set(SHAPES):
         parser.error(f"--shapes: no shape {', '.join(sorted(unknown))}; there are {', '.join(SHAPES)}")
     if args.repeats < 2:
@@ -259,6 +290,8 @@ def main():
         torch._dynamo.reset()
         if device == "cuda":
             torch.cuda.empty_cache()
+    if args.sweep:
+        summarise(shapes, results)
     if args.json:
         with open(args.json, "w") as file:
             json.dump(results, file, indent=1)

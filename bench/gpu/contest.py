@@ -13,7 +13,7 @@ class Contender:
     label: str
     make: Callable  # -> a function without arguments that runs the forward pass
     leaves: tuple  # what gradients are wanted of
-    masked: bool = True  # whether its results are those of the reference
+    masked: bool = True  # which of the references its results are compared with
 
 
 @dataclasses.dataclass
@@ -70,8 +70,8 @@ def error(x, reference):
     return float((x.double() - reference).norm() / reference.norm())
 
 
-def start(contender, dout, reference):
-    """Compiles and warms up; compares with reference, (output, gradients), unless it is None."""
+def start(contender, dout, references):
+    """Compiles and warms up; compares with the reference, (output, gradients), that is there for it."""
     run, leaves = contender.make(), contender.leaves
 
     def forward():
@@ -84,18 +84,18 @@ def start(contender, dout, reference):
     for _ in range(3):
         forward()
         both()
-    memory, errors = peak_memory(both), None
-    if reference is not None and contender.masked:
+    memory, errors, reference = peak_memory(both), None, references.get(contender.masked)
+    if reference is not None:
         errors = (error(forward(), reference[0]), max(error(x, r) for x, r in zip(both(), reference[1])))
     return Started(contender.label, forward, both, memory, errors)
 
 
-def contest(contenders, dout, reference, repeats):
-    """A row for each that can run, printed as it is returned."""
+def contest(contenders, dout, references, repeats):
+    """A row for each that can run, printed as it is returned. references: results with the mask (True) and without (False)."""
     started = []
     for contender in contenders:
         try:
-            started.append(start(contender, dout, reference))
+            started.append(start(contender, dout, references))
         except Exception as problem:  # a peer that cannot run here is reported, not fatal
             reason = (str(problem).splitlines() or [type(problem).__name__])[0]
             print(f"  {contender.label:34} failed: {reason[:100]}", flush=True)
