@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from . import _library  # noqa: F401  the operators
+from ._streams import captured, complete, lend
 from .errors import Error
 
 _PUBLISHED = ("snake", "hilbert", "peano", "zigzag")
@@ -92,29 +93,37 @@ def plainly() -> Iterator[None]:
         yield
 
 
+_Made = tuple[Tensor, Any]  # with the stream that made it
+
+
 @functools.lru_cache(maxsize=_KEPT)
-def _coordinates(curves: str, height: int, width: int, device: torch.device) -> Tensor:
+def _coordinates(curves: str, height: int, width: int, device: torch.device) -> _Made:
     with plainly():
         try:
-            return torch.ops.violin.curve_ranks(curves, [height, width]).to(device)
+            made = torch.ops.violin.curve_ranks(curves, [height, width]).to(device)
         except ValueError as error:
             raise Error(str(error)) from None
+        return made, complete([made])
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def _longest(curves: str, height: int, width: int, device: torch.device) -> Tensor:
+def _longest(curves: str, height: int, width: int, device: torch.device) -> _Made:
+    """Told from the names: a file of a few bytes may ask for the unit of a rate on a grid beyond all memory."""
+    row, path = max(1, height - 1, width - 1), max(1, height * width - 1)
+    longest = [row if name.endswith("manhattan") else path for name in curves.split(",")]
     with plainly():
-        ranks = _coordinates(curves, height, width, torch.device("cpu"))
-        return ranks.amax((1, 2)).clamp_min(1).to(device)
+        made = torch.tensor(longest, device="cpu").to(device)
+        return made, complete([made])
 
 
-_MAKERS: dict[str, Callable[..., Tensor]] = {"ranks": _coordinates, "longest": _longest}
+_MAKERS: dict[str, Callable[..., _Made]] = {"ranks": _coordinates, "longest": _longest}
+_in_graphs: dict[tuple[Any, ...], Tensor] = {}  # what CUDA graphs read stays where it is
 
 
 def _constants(number: int) -> dict[str, Callable[..., Tensor]]:
     def made(name: str) -> Callable[..., Tensor]:
         def constant(kind: str, *key: Any) -> Tensor:
-            return _MAKERS[kind](*key)
+            return _MAKERS[kind](*key)[0]
 
         constant.__code__ = constant.__code__.replace(co_name=name)
         return torch.compiler.assume_constant_result(constant)
@@ -133,17 +142,21 @@ def _name(*key: Any) -> str:
     return _names.setdefault(key, f"violin_constant_{len(_names) % len(_CONSTANTS)}")
 
 
+def _kept(*key: Any) -> Tensor:
+    if torch.compiler.is_dynamo_compiling():
+        return _CONSTANTS[_name(*key)](*key)
+    made, stream = _MAKERS[key[0]](*key[1:])
+    lend([made], stream)
+    if captured():
+        _in_graphs[key] = made
+    return made
+
+
 def coordinates(curves: str, height: int, width: int, device: torch.device) -> Tensor:
     """Ranks [C,A,N] on a device, kept: layers of equal grid share them, and compiled code holds them as a constant."""
-    if torch.compiler.is_dynamo_compiling():
-        key = ("ranks", curves, height, width, device)
-        return _CONSTANTS[_name(*key)](*key)
-    return _coordinates(curves, height, width, device)
+    return _kept("ranks", curves, height, width, device)
 
 
 def longest(curves: str, height: int, width: int, device: torch.device) -> Tensor:
-    """The longest distance along each curve on a grid, int32 [C], kept in the same way."""
-    if torch.compiler.is_dynamo_compiling():
-        key = ("longest", curves, height, width, device)
-        return _CONSTANTS[_name(*key)](*key)
-    return _longest(curves, height, width, device)
+    """The longest distance along each curve on a grid, at least 1, whole numbers [C], kept in the same way."""
+    return _kept("longest", curves, height, width, device)

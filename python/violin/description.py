@@ -10,13 +10,13 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from . import _layout
+from . import _fields, _layout
 from .config import MaskConfig
 from .errors import Error, pixels
 from .grids import GridRecorder
 from .layers import Attention, MultiheadAttention, PairAttention
 from .mask import ViolinMask, from_config
-from .plugging import Structure, described, find, sites, wrap
+from .plugging import Structure, described, find, sites, unwrapped, wrap
 
 _INTERPOLATIONS = ("bilinear", "bicubic", "lanczos")
 _LARGEST_SIZE = 1 << 14
@@ -61,6 +61,12 @@ def _size_of(module: Any) -> tuple[int, int]:
     return (module, module) if isinstance(module, int) else (int(module[0]), int(module[1]))
 
 
+def _part(module: Any, name: str) -> Any:
+    """A part of a module; either may be inside of a wrapper."""
+    part = getattr(unwrapped(module), name, None)
+    return unwrapped(part) if isinstance(part, nn.Module) else part
+
+
 def model_config(model: nn.Module) -> dict[str, Any]:
     """The model's JSON description, with timm's argument names, as the C++ binary takes it (``--config``).
 
@@ -79,21 +85,24 @@ def model_config(model: nn.Module) -> dict[str, Any]:
         return module is None or isinstance(module, nn.Identity)
 
     config: dict[str, Any] = {}
-    need(isinstance(getattr(block, "mlp", None), nn.Module), f"blocks of another kind ({type(block).__name__})")
+    mlp = _part(block, "mlp")
+    need(isinstance(mlp, nn.Module), f"blocks of another kind ({type(block).__name__})")
     if structure.family == "torchvision":
-        need(isinstance(vit.conv_proj, nn.Conv2d), "a stem of convolutions")
+        conv = _part(vit, "conv_proj")
+        need(isinstance(conv, nn.Conv2d), "a stem of convolutions")
         heads = [name for name, _ in vit.heads.named_children()] if isinstance(vit.heads, nn.Sequential) else []
         need(heads == ["head"], f"another head than one linear layer ({type(vit.heads).__name__} of {len(heads)})")
-        size, conv, head = _size_of(vit.image_size), vit.conv_proj, vit.heads.head
-        fc1 = next(block.mlp.children(), None)
-        need(isinstance(fc1, nn.Linear), f"another kind of MLP ({type(block.mlp).__name__})")
-        norm, last, dim = getattr(block, "ln_1", None), vit.encoder.ln, int(vit.hidden_dim)
+        size, head = _size_of(vit.image_size), vit.heads.head
+        fc1 = _part(mlp, "0")
+        need(isinstance(fc1, nn.Linear), f"another kind of MLP ({type(mlp).__name__})")
+        norm, last, dim = _part(block, "ln_1"), _part(vit.encoder, "ln"), int(vit.hidden_dim)
         scale = None
         config.update(class_token=True, distilled=False, reg_tokens=0, pos_embed="learn", no_embed_class=False)
         config.update(global_pool="token", fc_norm=False, qkv_bias=attention.in_proj_bias is not None)
         resample = "timm"
     else:
-        need(isinstance(getattr(block, "norm1", None), nn.Module), "blocks of another kind")
+        norm, fc1, fc2 = _part(block, "norm1"), _part(mlp, "fc1"), _part(mlp, "fc2")
+        need(isinstance(norm, nn.Module), "blocks of another kind")
         for part in ("q_norm", "k_norm", "norm"):
             need(plain(getattr(attention, part, None)), f"{part} in its attention")
         need(plain(getattr(attention, "gate", None)), "gated attention")
@@ -104,19 +113,20 @@ def model_config(model: nn.Module) -> dict[str, Any]:
         need(plain(getattr(vit, "norm_pre", None)), "a norm before its blocks")
         need(plain(getattr(vit, "attn_pool", None)), "attention pooling")
         need(not getattr(vit, "pool_include_prefix", False), "prefix tokens in its average")
-        linear = all(isinstance(getattr(block.mlp, part, None), nn.Linear) for part in ("fc1", "fc2"))
-        need(linear, f"another kind of MLP ({type(block.mlp).__name__}), without linear fc1 and fc2")
-        need(block.mlp.fc1.out_features == block.mlp.fc2.in_features, "a gated MLP")
-        act = getattr(block.mlp, "act", None)
+        linear = isinstance(fc1, nn.Linear) and isinstance(fc2, nn.Linear)
+        need(linear, f"another kind of MLP ({type(mlp).__name__}), without linear fc1 and fc2")
+        need(fc1.out_features == fc2.in_features, "a gated MLP")
+        act = getattr(mlp, "act", None)
         need(isinstance(act, nn.GELU) and act.approximate == "none", f"{type(act).__name__} in its MLP")
-        conv, fc1, norm = vit.patch_embed.proj, block.mlp.fc1, block.norm1
-        others = [child for name, child in vit.patch_embed.named_children() if name != "proj"]
+        embed = _part(vit, "patch_embed")
+        conv = _part(embed, "proj")
+        others = [child for name, child in embed.named_children() if name != "proj"]
         embeds = isinstance(conv, nn.Conv2d) and all(map(plain, others))
-        need(embeds, f"another patch embedding ({type(vit.patch_embed).__name__})")
+        need(embeds, f"another patch embedding ({type(embed).__name__})")
         dim, head = int(vit.embed_dim), getattr(vit, "head", None)
         patch = conv.kernel_size
         size = (structure.grid[0] * patch[0], structure.grid[1] * patch[1])
-        own = getattr(vit.patch_embed, "img_size", None)
+        own = getattr(embed, "img_size", None)
         size = _size_of(own) if own is not None else size
         positions = getattr(vit, "pos_embed", None)
         distilled = getattr(vit, "dist_token", None) is not None
@@ -126,8 +136,8 @@ def model_config(model: nn.Module) -> dict[str, Any]:
         pool = getattr(vit, "global_pool", "token")
         need(pool in ("token", "avg", ""), f"global_pool {pool!r}")
         need(pool == "token" or not distilled, f"global_pool {pool!r} beside a distillation token")
-        fc_norm = not plain(getattr(vit, "fc_norm", None))
-        last = getattr(vit, "fc_norm" if fc_norm else "norm", None)
+        fc_norm = not plain(_part(vit, "fc_norm"))
+        last = _part(vit, "fc_norm" if fc_norm else "norm")
         if plain(last):
             raise Error(f"{type(vit).__name__} has no final norm, which the C++ model has")
         scale = getattr(block, "ls1", None)
@@ -200,12 +210,11 @@ def _unusual(structure: Structure, eps: float, last: nn.Module | None) -> Iterat
         pair = isinstance(layer, (PairAttention, MultiheadAttention))
         if not _layout.usual_block(block, norms[0], site.child, norms[1], pair):  # then it has all of them
             yield f"blocks of another kind: {described(name, block)}"
-        parts = cast("dict[str, nn.Module]", block._modules)
-        if not _layout.usual_mlp(parts["mlp"], *mlp):
-            yield f"another kind of MLP: {described(name + '.mlp', parts['mlp'])}"
+        if not _layout.usual_mlp(_part(block, "mlp"), *mlp):
+            yield f"another kind of MLP: {described(name + '.mlp', _part(block, 'mlp'))}"
         for norm in norms:
-            if not _layout.usual_norm(parts[norm], eps):
-                yield f"another norm: {described(f'{name}.{norm}', parts[norm])}"
+            if not _layout.usual_norm(_part(block, norm), eps):
+                yield f"another norm: {described(f'{name}.{norm}', _part(block, norm))}"
     if not _layout.usual_norm(last, eps):
         yield f"another norm behind its blocks ({type(last).__name__})"
 
@@ -239,7 +248,8 @@ def disagreement(
     """What a description (:func:`violin._fields.checked`) says otherwise than a model, of what tensors do not prove; None
     where they agree. positions: the weights have a position per patch, and the grid matters. chosen: fields that the
     model has otherwise because its builder wants it so."""
-    norms = [child for _, block in structure.blocks for child in block.children()] + [structure.norm]
+    norms = [unwrapped(child) for _, block in structure.blocks for child in block.children()]
+    norms += [] if structure.norm is None else [unwrapped(structure.norm)]
     found: list[tuple[str, Any]] = [("num_heads", int(cast(Any, site.module).num_heads)) for site in sites(structure)]
     found += [("norm_eps", norm.eps) for norm in norms if isinstance(norm, nn.LayerNorm)]
     pool = getattr(structure.vit, "global_pool", "")
@@ -280,7 +290,8 @@ def preprocessing_of(
     if given is not None and not isinstance(given, Mapping):
         raise Error(f"preprocessing is {given!r}; expected a dict, for example {{'crop_pct': 0.9}}")
     given = {key: value for key, value in (given or {}).items() if value is not None}
-    published = dict(getattr(find(model).vit, "pretrained_cfg", None) or {})
+    vit = find(model).vit
+    published = dict(getattr(vit, "pretrained_cfg", None) or {})
     if not given and not published:
         return None
     known = ("size", "crop_pct", "crop", "interpolation", "mean", "std", "input_size", "crop_mode")
@@ -290,8 +301,12 @@ def preprocessing_of(
     if published.get("interpolation") not in _INTERPOLATIONS:
         published["interpolation"] = "bicubic"
     published["crop"] = "squash" if published.get("crop_mode") == "squash" else "centre"
-    # Unless given, what this model was built for: its weights once may have been for another size.
+    # Unless given, what this model was built for: its weights once may have been for another size. What a file says holds
+    # as long as its model does.
     published["size"] = config["img_size"]
+    file = cast("Mapping[str, Any]", getattr(vit, "violin_file", {}))
+    if "preprocessing" in file and _fields.checked(file["model"])["img_size"] == _size_of(config["img_size"]):
+        published["size"] = file["preprocessing"].get("size", config["img_size"])
     if "input_size" in given:
         whole = given["input_size"]  # (channels, height, width)
         given.setdefault("size", whole[-2:] if isinstance(whole, Sequence) else whole)

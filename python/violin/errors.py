@@ -11,6 +11,11 @@ class Error(ValueError):
     """A message for a person, naming the thing and the remedy."""
 
 
+def first_line(error: BaseException) -> str:
+    """What an exception says, for a message of one line."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 def whole(name: str, value: Any, least: int = 0) -> int:
     """A whole number that a caller gave."""
     try:

@@ -47,6 +47,7 @@ class _Pass:
 
     def __init__(self) -> None:
         self.region = _region()
+        self.recorded = False  # by this thread itself, and not by compiled code
         self.grid: tuple[int, int] | None = None
         self.tables: dict[ViolinMask, Tables] = {}
 
@@ -96,10 +97,13 @@ class GridRecorder:
         self._vit: weakref.ref[nn.Module] | None = None  # whose projection this is hooked to
         self._hooked_to: weakref.ref[nn.Module] | None = None
         self._by_hand = False  # the grid was given, not recorded
+        self._by_code = False  # compiled code, which knows no threads, has recorded it
         self._replayed: dict[int, tuple[int, int]] = {}  # grids by the backward pass that is going on
         self.masks: list[ViolinMask] = []  # whose tables are made together, in the order of the layers
         self._passes: dict[int, _Pass] = {}  # that are going on, by thread
-        self._tracing = False  # within a pass that is being compiled
+        # The transformer is compiled as a whole, so that what its layers are given is taken back. It stays so: other
+        # threads, whose passes begin and end meanwhile, would have code traced anew.
+        self._whole = False
 
     def __call__(self, module: nn.Module, args: Any, output: Tensor) -> None:
         self.record(output.shape[-2], output.shape[-1])
@@ -108,12 +112,13 @@ class GridRecorder:
             self._track(output)
             current = self._passes.get(threading.get_ident())
             if current is not None:
+                current.recorded = True
                 current.grid = None  # an interrupted pass ends nowhere
-        elif self._tracing:
+        elif self._whole:
             self._give(product_type(output))
 
     def __getstate__(self) -> dict[str, Any]:
-        fresh = {"_passes": {}, "_tracing": False, "_replayed": {}, "_pending": {}}
+        fresh = {"_passes": {}, "_whole": False, "_replayed": {}, "_pending": {}}
         made_again = dict.fromkeys(("_thread", "_calls", "_untracked", "_vit", "_hooked_to"))
         return {**self.__dict__, **fresh, **made_again}
 
@@ -121,7 +126,8 @@ class GridRecorder:
         self.__dict__.update(state)
         self._thread, self._calls, self._untracked = _OfThread(), weakref.WeakSet(), WeakTensorKeyDictionary()
         self._vit = self._hooked_to = None  # the copy's own says in its first call
-        self.__dict__.setdefault("_by_hand", False)  # made by an older version
+        for name in ("_by_hand", "_by_code", "_whole"):
+            self.__dict__.setdefault(name, False)  # made by an older version
 
     # -- the hook ------------------------------------------------------------------------------------------------------
 
@@ -162,7 +168,7 @@ class GridRecorder:
     def begin(self, module: nn.Module, args: Any) -> None:
         """A forward pre-hook of the transformer: tables are shared by the layers within one pass, never beyond."""
         if torch.compiler.is_compiling():
-            self._tracing = True
+            self._whole = True
             # Seen by the trace, so that it is made anew where another projection stands there.
             part = projection(module)
             if part is not None and not any(hook is self for hook in part._forward_hooks.values()):
@@ -174,8 +180,8 @@ class GridRecorder:
     def end(self, module: nn.Module, args: Any, output: Any) -> None:
         """Its forward hook."""
         if not torch.compiler.is_compiling():
-            self._passes.pop(threading.get_ident(), None)
             self._mark(output)
+            self._passes.pop(threading.get_ident(), None)
         self._release()
 
     def leave(self, module: nn.Module, args: Any) -> None:
@@ -186,8 +192,7 @@ class GridRecorder:
         self._release()
 
     def _release(self) -> None:
-        if self._tracing:
-            self._tracing = False
+        if self._whole:
             for mask in self.masks:
                 mask._given = mask._given_packed = None
 
@@ -265,6 +270,7 @@ class GridRecorder:
         if isinstance(height, torch.SymInt) or isinstance(width, torch.SymInt):
             raise Error("a mask needs a known grid of patches; export once per image size, with no dynamic height or width")
         self.grid = grid = (height, width)  # from here on another thread may set self.grid
+        self._by_code = torch.compiler.is_compiling()
         if torch.compiler.is_compiling():
             return
         self._thread.grid = grid
@@ -273,7 +279,10 @@ class GridRecorder:
 
     @property
     def own(self) -> tuple[int, int]:
-        """The grid that this thread has recorded last; where it has none, that of any."""
+        """The grid that this thread has recorded last; that of any where it has none, or where code has recorded since."""
+        current = self._passes.get(threading.get_ident())
+        if self._by_code and not (current is not None and current.recorded):
+            return self.grid
         return self._thread.grid or self.grid
 
     def _track(self, patches: Tensor) -> None:
@@ -302,7 +311,7 @@ class GridRecorder:
         """The backward pass of these belongs to the grid of this thread's call, or of the call that is run again."""
         self._pending.pop(threading.get_ident(), None)
         task = torch._C._current_graph_task_id()
-        grid = self._thread.grid if task == -1 else self._replayed.get(task)
+        grid = self.own if task == -1 else self._replayed.get(task)
         if grid is None:
             return
         call = _Call(grid)
@@ -316,13 +325,18 @@ class GridRecorder:
         """From here on the backward pass that is going on is that of a call with this grid."""
         task = torch._C._current_graph_task_id()
         if task not in self._replayed:
-            forget: Any = functools.partial(self._replayed.pop, task, None)
+            forget: Any = functools.partial(self._forget, task, self.grid)
             torch.autograd.Variable._execution_engine.queue_callback(forget)  # type: ignore[attr-defined]
         self._replayed[task] = grid
+        self.grid = grid  # the one that compiled layers can read
+
+    def _forget(self, task: int, grid: tuple[int, int]) -> None:
+        """A backward pass is over. grid: the one before it, for layers that are called without their patches."""
+        self._replayed.pop(task, None)
+        self.grid = grid
 
     def lookup(self, tokens: int, name: str) -> tuple[int, int]:
         """The grid of a call with so many tokens, prefix tokens included."""
-        height, width = self.grid
         patches, compiling = tokens - self.prefix, torch.compiler.is_compiling()
         if not compiling and torch._C._current_graph_task_id() != -1:
             return self._lookup_again(patches, name)
@@ -331,14 +345,8 @@ class GridRecorder:
                 f"{name}: the patch embedding was replaced after plug(), and the grid of this call is not known; call "
                 "the model itself once, not compiled, or give set_grid(height, width)"
             )
-        if compiling:
-            return (height, width) if height * width == patches else self._guess(tokens, name)
-        recorded = self._thread.grid
-        if recorded is not None and recorded[0] * recorded[1] == patches:
-            return recorded
-        if recorded is None and height * width == patches:  # by another thread
-            return height, width
-        return self._guess(tokens, name)
+        grid = self.grid if compiling else self.own
+        return grid if grid[0] * grid[1] == patches else self._guess(tokens, name)
 
     def _lookup_again(self, patches: int, name: str) -> tuple[int, int]:
         """Within a backward pass."""

@@ -101,9 +101,38 @@ class Request(NamedTuple):
     thread: int
 
 
-def _thread() -> int:
-    """The number of this one; compiled code is the same for all."""
-    return 0 if torch.compiler.is_compiling() else threading.get_ident()
+class _OfThread(threading.local):
+    """Whether the last call of a thread wants the map."""
+
+    wanted = False
+
+
+class _Wish:
+    """Whether the caller of a block wants the map of its layer. Compiled code is the same for all threads, and is not made
+    anew for what others want."""
+
+    def __init__(self) -> None:
+        self.of_thread = _OfThread()
+        self.of_code = False
+
+    def __reduce__(self) -> Any:
+        return _Wish, ()  # calls of a copy are its own
+
+    def say(self, wanted: bool) -> None:
+        if not torch.compiler.is_compiling():
+            self.of_thread.wanted = wanted
+        elif self.of_code != wanted:  # checkpointed code may change nothing
+            self.of_code = wanted
+
+    def of(self, x: Tensor) -> bool:
+        """That of the call with this input; the same where the layer is run again, by whatever thread."""
+        if torch.compiler.is_compiling():
+            return self.of_code
+        if torch._C._current_graph_task_id() != -1:
+            return getattr(x, "_violin_map", self.of_thread.wanted)
+        if torch.is_grad_enabled():
+            x._violin_map = self.of_thread.wanted  # type: ignore[attr-defined]
+        return self.of_thread.wanted
 
 
 class _Masked(nn.Module):
@@ -120,7 +149,7 @@ class _Masked(nn.Module):
         self._original: tuple[nn.Module, ...] = ()  # not a submodule: its weights are this layer's
         self._request: Request | None = None
         self._rows: Tensor | None = None
-        self._map_wanted: set[int] = set()  # by these threads
+        self._wish = _Wish()
 
     def _stand_for(self, original: nn.Module) -> None:
         """Takes the place of a layer: its hooks are called here, and handles remove them here and there."""
@@ -133,7 +162,7 @@ class _Masked(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._map_wanted = set()  # calls of a copy are its own
+        self.__dict__.setdefault("_wish", _Wish())  # made by an older version
 
     def _asked(self) -> Request | None:
         """The request that this call answers; other threads may evaluate the model meanwhile."""
@@ -303,23 +332,21 @@ class Attention(_Masked):
         batch, tokens, _ = x.shape
         packed = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, self.head_dim)
         rate = self.attn_drop.p if self.training and isinstance(self.attn_drop, nn.Dropout) else 0.0
-        tables = self._tables(tokens, attn_mask, is_causal, packed, self._wants_map(), rate)
+        wanted = self.returns_pair and self._wish.of(x)
+        tables = self._tables(tokens, attn_mask, is_causal, packed, wanted, rate)
         plain = isinstance(self.q_norm, nn.Identity) and isinstance(self.k_norm, nn.Identity)
-        if plain and rate == 0 and tables.after is None and self._asked() is None and not self._wants_map():
+        if plain and rate == 0 and tables.after is None and self._asked() is None and not wanted:
             out = ops.attention_qkv(packed, tables.gain, tables.bias, tables.gate, self.scale, tables.handle)
             weights = None
         else:
             q, k, v = (part.transpose(1, 2) for part in packed.unbind(2))
             q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
-            out, weights = self._attended(q, k, v, tables, rate, self._wants_map())
+            out, weights = self._attended(q, k, v, tables, rate, wanted)
         out = self.norm(out.reshape(batch, tokens, self.num_heads * self.head_dim))
         if self.gate is not None:
             out = out * self.gate(x).sigmoid()
         out = self.proj_drop(self.proj(out))
         return (out, weights) if self.returns_pair else out
-
-    def _wants_map(self) -> bool:
-        return self.returns_pair and _thread() in self._map_wanted
 
 
 class PairAttention(Attention):
@@ -336,9 +363,7 @@ class MapRequest:
 
     def __call__(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         wanted = bool(kwargs.get("return_attention", args[1] if len(args) > 1 else False))
-        threads, mine = getattr(block, self.child)._map_wanted, _thread()
-        if wanted != (mine in threads):
-            threads.add(mine) if wanted else threads.discard(mine)
+        getattr(block, self.child)._wish.say(wanted)
 
 
 class MultiheadAttention(_Masked):

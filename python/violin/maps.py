@@ -14,20 +14,20 @@ from torch import Tensor, nn
 from .errors import Error, numbers, tensor
 from .grids import GridRecorder
 from .layers import Attention, MapRequest, MultiheadAttention, PairAttention, Request
-from .plugging import Site, Structure, find, grid_of, restore, sites, unwrapped, wrap
+from .plugging import PARALLEL, Site, Structure, find, grid_of, restore, sites, unwrapped, wrap
 
 Query = int | str | tuple[int, int]
 
 _one_at_a_time = threading.RLock()  # a layer answers one request
 
 
-def _tokens(queries: Query | Sequence[Query], grid: tuple[int, int], prefix: int) -> list[int]:
+def _tokens(queries: Query | Sequence[Query], grid: tuple[int, int], structure: Structure) -> list[int]:
     patch = isinstance(queries, tuple) and len(queries) == 2 and all(map(_is_whole, queries))
     one = patch or isinstance(queries, str) or not isinstance(queries, Iterable)
     asked = cast("list[Query]", [queries] if one else list(cast("Sequence[Query]", queries)))
     if not asked:
         raise Error("queries are empty; expected at least one")
-    return [_token(query, grid, prefix) for query in asked]
+    return [_token(query, grid, structure) for query in asked]
 
 
 def _chosen(places: list[Site], blocks: Iterable[int] | None) -> list[Site]:
@@ -59,11 +59,12 @@ def _is_whole(value: Any) -> bool:
     return True
 
 
-def _token(query: Query, grid: tuple[int, int], prefix: int) -> int:
+def _token(query: Query, grid: tuple[int, int], structure: Structure) -> int:
     if isinstance(query, str) and query == "class":
-        if prefix == 0:
-            raise Error("the query is 'class', and the model has no class token")
+        if not structure.class_token:
+            raise Error("the query is 'class', and the model has no class token; give queries=(row, column)")
         return 0
+    prefix = structure.prefix
     if isinstance(query, (tuple, list)):
         row, column = map(operator.index, query) if len(query) == 2 and all(map(_is_whole, query)) else (-1, -1)
         if not (0 <= row < grid[0] and 0 <= column < grid[1]):
@@ -138,6 +139,43 @@ def _asking(places: Sequence[Site], structure: Structure, request: Request) -> I
             setattr(site.parent, site.child, stood)
 
 
+@contextlib.contextmanager
+def _alone(model: nn.Module) -> Iterator[None]:
+    """Within it wrappers for several processes or devices hand this thread's calls on: buffers, which they send, would wait
+    for processes that do not ask, and replicas are not asked."""
+    here = threading.get_ident()
+
+    def handing_on(wrapper: Any) -> Any:
+        usual = wrapper.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return (wrapper.module if threading.get_ident() == here else usual)(*args, **kwargs)
+
+        return forward
+
+    wrappers = [(module, vars(module).get("forward")) for module in model.modules() if isinstance(module, PARALLEL)]
+    try:
+        for wrapper, _ in wrappers:
+            wrapper.forward = handing_on(wrapper)
+        yield
+    finally:
+        for wrapper, own in wrappers:
+            if own is None:
+                vars(wrapper).pop("forward", None)
+            else:
+                wrapper.forward = own
+
+
+def _rows(site: Site, model: nn.Module) -> Tensor:
+    rows = cast(Attention, site.module)._rows
+    if rows is None:
+        raise Error(
+            f"{site.name} was not run: {type(model).__name__} leaves it out or calls it in another thread; leave it out of "
+            "blocks=, or give the transformer itself"
+        )
+    return rows
+
+
 @torch.compiler.disable  # code around it goes on compiled before and behind
 @torch.no_grad()
 def attention_maps(
@@ -161,9 +199,9 @@ def attention_maps(
     picked = _heads(places, heads)
     chosen = None if picked is None else torch.tensor(picked, device=images.device)
     # Compiled code knows no requests, and is not made anew for this.
-    with _one_at_a_time, torch.compiler.set_stance("force_eager"):
-        tokens = _tokens(queries, _grid(model, structure, images), structure.prefix)
+    with _one_at_a_time, torch.compiler.set_stance("force_eager"), _alone(model):
+        tokens = _tokens(queries, _grid(model, structure, images), structure)
         rows = torch.tensor(tokens, device=images.device)
         with _asking(places, structure, Request(rows, chosen, threading.get_ident())):
             model(images)
-            return {site.block: cast(Tensor, cast(Attention, site.module)._rows) for site in places}
+            return {site.block: _rows(site, model) for site in places}

@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from . import curves as curve_module
 from . import ops
+from ._streams import captured, complete, lend
 from .config import MaskConfig
 from .errors import Error, sides, whole
 from .initial import fill, generator_for
@@ -170,7 +171,7 @@ class ViolinMask(nn.Module):
         # While compiled code is traced: made with those of other layers, as tables or packed for a type.
         self._given: Tables | None = None
         self._given_packed: tuple[torch.dtype, Tables] | None = None
-        self._kept: dict[tuple[int, int, int], tuple[_State, Tables]] = {}
+        self._kept: dict[tuple[int, int, int], tuple[_State, Tables, Any]] = {}  # and the stream that made them
         self._frozen: dict[tuple[int, int, int], Tables] = {}
         self._frozen_types: dict[tuple[int, int, int], torch.dtype | None] = {}  # what freeze() was given
         self._thawed: dict[str, bool] = {}  # what required a gradient before freeze()
@@ -259,7 +260,12 @@ class ViolinMask(nn.Module):
         """``rate`` of the same decay where ``grid`` is the model's own."""
         if self.rate is None:
             raise Error("this mask has no rate")
-        return self.rate.detach() * self.units(self.rate, grid) / self.units(self.rate)
+        return self.rescaled(self.rate.detach(), self.grid, grid).to(self.rate.dtype)
+
+    def rescaled(self, rate: Tensor, before: Sequence[int], after: Sequence[int]) -> Tensor:
+        """``rate`` of the same decay where ``after`` is the model's own grid, and not ``before``; in full precision, since
+        16 bits do not hold the products."""
+        return _in_full(rate) * self.units(rate, after) / self.units(rate, before)
 
     def prefix_log_decay(self) -> Tensor | None:
         """log gamma of class token and registers, [h], where it is learned."""
@@ -392,11 +398,13 @@ class ViolinMask(nn.Module):
             everything.clear()  # parameters changed: every table is stale
             kept = None
         if kept is None:
-            kept = (state, self._built_plainly(grid, prefix))
+            made = self._built_plainly(grid, prefix)
+            kept = (state, made, complete(made))
         everything[key] = kept  # used last comes last
-        while len(everything) > _KEPT_GRIDS or sum(t.nbytes for _, t in everything.values()) > self.table_limit:
+        while len(everything) > _KEPT_GRIDS or sum(t.nbytes for _, t, _ in everything.values()) > self.table_limit:
             del everything[next(iter(everything))]
         self._kept = everything
+        lend(kept[1], kept[2])
         return kept[1]
 
     forward = tables
@@ -405,7 +413,7 @@ class ViolinMask(nn.Module):
         """Whether tables() makes them in each call."""
         if (grid[0], grid[1], prefix) in self._frozen:
             return False
-        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or captured()
         return traced or self.training or self._needs_gradient() or not all(map(_tells_changes, self._sources()))
 
     # -- kept tables ---------------------------------------------------------------------------------------------------
@@ -436,8 +444,8 @@ class ViolinMask(nn.Module):
         return bool(self._frozen)
 
     def drop_tables(self) -> None:
-        """Forgets tables that evaluation kept; frozen ones stay."""
-        self._kept = {}
+        """Forgets tables that evaluation kept, and what compiled code was given and did not take back; frozen ones stay."""
+        self._kept, self._given, self._given_packed = {}, None, None
 
     @property
     def kept_tables(self) -> int:
@@ -458,9 +466,12 @@ class ViolinMask(nn.Module):
     def _constant(self, key: tuple[int, int, int], dtype: torch.dtype | None) -> Tables:
         """What freeze() keeps."""
         if dtype is None or not self._packable(dtype):
-            return self._built_plainly(key[:2], key[2]).pack(dtype)
-        with curve_module.plainly():
-            return self.build_packed(key[:2], key[2], dtype)._replace(handle=None)
+            tables = self._built_plainly(key[:2], key[2]).pack(dtype)
+        else:
+            with curve_module.plainly():
+                tables = self.build_packed(key[:2], key[2], dtype)._replace(handle=None)
+        complete(tables)
+        return tables
 
     def _needs_gradient(self) -> bool:
         return torch.is_grad_enabled() and any(value.requires_grad for value in self._sources())

@@ -16,13 +16,14 @@ from torch._dynamo import OptimizedModule
 from torch.nn.utils.parametrize import is_parametrized
 
 from .config import MaskConfig
-from .errors import Error, pixels, sides, whole
+from .errors import Error, first_line, pixels, sides, whole
 from .grids import GridRecorder, projection
 from .layers import Attention, MapRequest, MultiheadAttention, PairAttention, without_autocast
 from .mask import ViolinMask, from_config
 
 _PACKED_CHILDREN = {"qkv", "q_norm", "k_norm", "attn_drop", "norm", "gate", "proj", "proj_drop"}
 _MULTIHEAD_PARTS = {"in_proj_weight", "in_proj_bias", "out_proj", "parametrizations"}
+PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 _ARGUMENTS = ("attn_mask", "is_causal", "attn_bias")  # of attention beside x; DINOv2 gives the last for lists alone
 
 
@@ -49,6 +50,7 @@ class Structure(NamedTuple):
     patches: nn.Module  # its output's last two sides are the grid
     grid: tuple[int, int]
     prefix: int
+    class_token: bool  # the first of the prefix is one
     norm: nn.Module | None  # behind the blocks
 
 
@@ -63,7 +65,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
         inner = getattr(module, name, None)
         if isinstance(inner, nn.Module):
             return unwrapped(inner)
-    if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+    if isinstance(module, PARALLEL):
         return unwrapped(module.module)
     return module
 
@@ -128,7 +130,7 @@ def _structure(name: str, vit: Any, grid: Any) -> Structure:
         size, patch = _pair(vit.image_size), _pair(vit.patch_size)
         grid = grid or (size[0] // patch[0], size[1] // patch[1])
         prefix, norm = int(vit.class_token.shape[1]), getattr(vit.encoder, "ln", None)
-        return Structure("torchvision", vit, name, blocks, vit.conv_proj, _pair(grid), prefix, norm)
+        return Structure("torchvision", vit, name, blocks, vit.conv_proj, _pair(grid), prefix, prefix > 0, norm)
     embed = vit.patch_embed
     patches = projection(vit)
     if patches is None:
@@ -157,7 +159,8 @@ def _structure(name: str, vit: Any, grid: Any) -> Structure:
             "model with patch_drop_rate=0"
         )
     family = "timm" if hasattr(vit, "num_prefix_tokens") else "dino"
-    return Structure(family, vit, name, blocks, patches, _pair(grid), int(prefix), getattr(vit, "norm", None))
+    class_token, norm = getattr(vit, "cls_token", None) is not None, getattr(vit, "norm", None)
+    return Structure(family, vit, name, blocks, patches, _pair(grid), int(prefix), class_token, norm)
 
 
 def _flat(container: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
@@ -267,7 +270,7 @@ def _agrees(site: Site, module: nn.Module, grids: GridRecorder) -> bool:
             error = (ours.forward(x) - expected).abs().max().item()
     except Exception as problem:
         raise Error(
-            f"{described(site.name, module)} cannot be plugged: run on five tokens it failed ({problem})"
+            f"{described(site.name, module)} cannot be plugged: run on five tokens it failed ({first_line(problem)})"
         ) from problem
     finally:
         for child, training in flags.items():
@@ -528,7 +531,7 @@ def _patch_grid(structure: Structure, image_size: int | Sequence[int] | None) ->
         return sides("grid", grid_of(structure, like.new_zeros(1, channels, height, width)))
     except (RuntimeError, AssertionError, Error) as problem:
         raise Error(
-            f"image_size is {image_size!r}, of which the model makes no patches ({str(problem).splitlines()[0]})"
+            f"image_size is {image_size!r}, of which the model makes no patches ({first_line(problem)})"
         ) from problem
 
 

@@ -35,7 +35,7 @@ from .description import (
     preprocessing_of,
     state,
 )
-from .errors import Error
+from .errors import Error, first_line, pixels
 from .mask import ViolinMask
 from .plugging import Structure, find, plug_config, sites, unplug
 
@@ -175,8 +175,7 @@ def _read_torch(path: Path) -> Mapping[str, Any]:
                 f"{path} holds a {foreign[1]} beside its weights, which is not read: save the state dict alone, or allow it "
                 "with torch.serialization.add_safe_globals"
             ) from error
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise Error(f"{path} is no file of plain weights ({reason})") from error
+        raise Error(f"{path} is no file of plain weights ({first_line(error)})") from error
     if not isinstance(content, Mapping):
         raise Error(f"{path} holds a {type(content).__name__}; expected a state dict, or a dict that holds one")
     return content
@@ -429,8 +428,7 @@ def _put(model: nn.Module, weights: dict[str, Tensor], native: tuple[int, int] |
     for index, mask in _indexed_masks(model):
         name = names.get(f"blocks.{index}.attn.violin.rate")
         if native is not None and native != mask.grid and name in chosen:
-            rate = chosen[name].cpu()
-            chosen[name] = rate * mask.units(rate) / mask.units(rate, native)
+            chosen[name] = mask.rescaled(chosen[name].cpu(), native, mask.grid)
     structure.vit.load_state_dict(chosen, strict=False)
 
 
@@ -497,16 +495,21 @@ def load(path: str | os.PathLike[str], branch: str = "", **overrides: Any) -> nn
             config.pop(field)
     model = kind(norm_layer=norm, **{**config, **overrides})
     cast(Any, model).violin_file = about
-    _keep_preprocessing(model, about, described)
+    _keep_preprocessing(model, about, described, overrides.get("img_size"))
     _compare(find(model), described, "pos_embed" in weights, overrides)
     _fill(model, weights, described["violin"], native_grid(described), strict=True)
     return model
 
 
-def _keep_preprocessing(model: nn.Module, about: Mapping[str, Any], described: Mapping[str, Any]) -> None:
-    """What a file says about its images, in the model that was built of it."""
+def _keep_preprocessing(
+    model: nn.Module, about: Mapping[str, Any], described: Mapping[str, Any], img_size: int | Sequence[int] | None
+) -> None:
+    """What a file says about its images, in the model that was built of it. img_size: the builder's own."""
+    said = about.get("preprocessing")
+    if said and img_size is not None and pixels("img_size", img_size) != described["img_size"]:
+        said = {**said, "size": img_size}
     try:
-        preprocessing = preprocessing_of(model, about.get("preprocessing"), described)
+        preprocessing = preprocessing_of(model, said, described)
     except Error as error:
         raise Error(f"the weights file's violin.preprocessing: {error}") from None
     if preprocessing is not None:

@@ -1,11 +1,13 @@
 """Attention maps of plugged and vanilla models."""
 
+import copy
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from models import build, images, run
+from models import TINY, build, images, run
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import violin
 
@@ -124,11 +126,86 @@ def test_a_returned_map_is_that_of_the_calling_thread():
     assert model.blocks[-1].attn(torch.zeros(1, 65, 24))[1] is None
 
 
-def test_maps_of_one_process_do_not_wait_for_others():
-    class Waiting(nn.DataParallel):
-        def forward(self, *_):
-            raise AssertionError("a wrapper for several processes was called")
+@pytest.mark.parametrize("lasting", ["map", "forward"])
+def test_layers_that_are_run_again_in_another_thread_return_what_they_returned(lasting):
+    model, x = violin.plug(build("dino"), init="spread").train(), images((32, 32))
+    calls = {"map": model.get_last_selfattention, "forward": model}
+    weight = model.blocks[-1].attn.qkv.weight
+    expected = torch.autograd.grad(calls[lasting](x).square().sum(), weight)[0]
+    for block in model.blocks:
+        block.attn = checkpoint_wrapper(block.attn)
+    with ThreadPoolExecutor(1) as pool:
+        for other in calls.values():
+            loss = calls[lasting](x).square().sum()
+            other(x)
+            pool.submit(other, x).result()
+            actual = pool.submit(torch.autograd.grad, loss, weight).result()[0]
+            torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
+
+def test_maps_that_other_threads_want_leave_compiled_code_as_it_is():
+    torch._dynamo.reset()
+    made = []
+
+    def backend(graph, inputs):
+        made.append(graph)
+        return graph.forward
+
+    model, x = violin.plug(build("dino"), init="spread").eval(), images((32, 32))
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    expected = run(compiled, x)
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(2):
+            pool.submit(run, model.get_last_selfattention, x).result()
+            assert torch.equal(run(compiled, x), expected) and len(made) == 1
+
+
+class Waiting(nn.DataParallel):
+    def forward(self, *_):
+        raise AssertionError("a wrapper for several processes was called")
+
+
+@pytest.mark.parametrize("plugged", [True, False])
+def test_maps_do_not_wait_for_others_inside_of_a_model(plugged):
+    model, x = build("torchvision").eval(), images((32, 32))
+    if plugged:
+        violin.plug(model, init="spread")
+    expected = violin.attention_maps(model, x)[1]
+    for whole in (Resized(Waiting(model)), Resized(torch.compile(Waiting(model), backend="eager"))):
+        assert torch.equal(violin.attention_maps(whole, x)[1], expected)
+        with pytest.raises(AssertionError, match="was called"):
+            run(whole, x)
+
+
+def test_blocks_that_a_call_does_not_run_here_are_named(timm):
+    class Early(Resized):
+        def forward(self, images):
+            return self.vit.forward_intermediates(images, indices=[0], stop_early=True)[0]
+
+    class Aside(Resized):
+        def forward(self, images):
+            with ThreadPoolExecutor(1) as pool:
+                return pool.submit(self.vit, images).result()
+
+    model, x = violin.plug(build("vit"), init="spread").eval(), images((32, 32))
+    with pytest.raises(violin.Error, match=r"^vit\.blocks\.1\.attn was not run: Early leaves it out .* leave it out of blocks="):
+        violin.attention_maps(Early(model), x)
+    assert list(violin.attention_maps(Early(model), x, blocks=[0])) == [0]
+    with pytest.raises(violin.Error, match=r"^vit\.blocks\.0\.attn was not run: Aside .* in another thread"):
+        violin.attention_maps(Aside(model), x)
+
+
+def test_registers_are_no_class_token(timm):
+    from timm.models.vision_transformer import VisionTransformer
+
+    model = VisionTransformer(**TINY, class_token=False, reg_tokens=4, global_pool="avg").eval()
+    for plugged in (model, violin.plug(copy.deepcopy(model))):
+        with pytest.raises(violin.Error, match=r"no class token; give queries=\(row, column\)"):
+            violin.attention_maps(plugged, images((32, 32)))
+        assert violin.attention_maps(plugged, images((32, 32)), (1, 2))[0].shape == (2, 3, 1, 20)
+
+
+def test_maps_of_one_process_do_not_wait_for_others():
     model, x = violin.plug(build("vit"), init="spread").eval(), images((32, 32))
     expected = violin.attention_maps(model, x)[1]
     for wrapper in (Waiting(model), torch.compile(Waiting(model), backend="eager"), Waiting(torch.compile(model))):

@@ -1,5 +1,6 @@
 """ViolinMask: values, gradients, initial values, kept tables, mistakes."""
 
+import contextlib
 import copy
 import json
 import math
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import violin
+from violin import _streams
 from violin._safetensors import load_file
 
 
@@ -139,6 +141,17 @@ def test_unit_of_rate_is_the_longest_distance_on_the_own_grid():
     torch.testing.assert_close(mask.rate_for((6, 8)).flatten(), torch.tensor([0.5 * 47, 0.25 * 7]))
 
 
+def test_units_of_rates_are_known_without_ranks(monkeypatch):
+    grids = [(1, 1), (1, 7), (7, 1), (5, 3), (8, 8)]
+    names = [*violin.curves.NAMES, "random:7", "frame:manhattan"]
+    device = torch.device("cpu")
+    found = {(name, grid): violin.curves.ranks([name], grid).amax().clamp_min(1) for name in names for grid in grids}
+    monkeypatch.setattr(violin.curves, "_coordinates", None)
+    for name, grid in found:
+        assert violin.curves.longest(name, *grid, device) == found[name, grid]
+    assert violin.curves.longest("snake,manhattan", 1 << 13, 1 << 13, device).tolist() == [(1 << 26) - 1, (1 << 13) - 1]
+
+
 def test_heads_without_a_mask_keep_their_attention():
     mask = violin.ViolinMask(4, init="spread", masked_heads=[2, 0], grid=(2, 2))
     gain = mask.tables((2, 2)).gain
@@ -216,6 +229,94 @@ def test_parameters_made_in_inference_mode_can_change():
         before = mask.tables((3, 3)).gain
         mask.alpha.mul_(2)
         assert torch.equal(mask.tables((3, 3)).gain, 2 * before) and mask.kept_tables == 0
+
+
+@pytest.fixture
+def capture(monkeypatch):
+    """Calls within it are taken for those of which a CUDA graph is made."""
+
+    @contextlib.contextmanager
+    def within():
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.cuda, "is_initialized", lambda: True)
+            patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+            yield
+
+    return within
+
+
+def test_tables_of_a_cuda_graph_are_built_in_it(capture):
+    mask = violin.ViolinMask(2, init="spread", grid=(3, 4)).eval()
+    with torch.no_grad():
+        with capture():
+            assert mask.builds((3, 4)) and mask.tables((3, 4)) is not mask.tables((3, 4))
+        assert mask.kept_tables == 0
+        kept = mask.tables((3, 4))
+        with capture():  # whoever drops it does not know the graph
+            assert mask.tables((3, 4)) is not kept
+        assert mask.tables((3, 4)) is kept
+        mask.freeze((3, 4))
+        frozen = mask.tables((3, 4))
+        with capture():
+            assert mask.tables((3, 4)) is frozen
+
+
+def test_ranks_that_a_cuda_graph_reads_stay_where_they_are(capture):
+    def ranks(width):
+        return violin.curves.coordinates("snake", 2, width, torch.device("cpu"))
+
+    with capture():
+        addresses = {width: ranks(width).data_ptr() for width in (5, 6)}
+    for width in range(100, 100 + 2 * violin.curves._KEPT):
+        ranks(width)
+    read = {key[3]: kept for key, kept in violin.curves._in_graphs.items() if key[:3] == ("ranks", "snake", 2)}
+    assert {width: kept.data_ptr() for width, kept in read.items()} == addresses
+
+
+def test_what_is_kept_on_a_gpu_is_there_before_other_streams_read_it(monkeypatch):
+    class Stream:
+        device, done = "cuda:0", False
+
+        def synchronize(self):
+            self.done = True
+
+    class OnGpu:
+        is_cuda, device = True, "cuda:0"
+
+        def __init__(self):
+            self.readers = []
+
+        def record_stream(self, stream):
+            self.readers.append(stream)
+
+    maker, reader, tensor = Stream(), Stream(), OnGpu()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: maker)
+    assert _streams.complete([None, tensor]) is maker and maker.done
+    _streams.lend([None, tensor], maker)
+    assert not tensor.readers
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: reader)
+    _streams.lend([None, tensor], maker)
+    assert tensor.readers == [reader]
+    assert _streams.complete([None, torch.ones(1)]) is None
+    _streams.lend([torch.ones(1)], None)
+
+
+def test_kept_tables_and_ranks_are_waited_for_once_and_lent_in_each_call(monkeypatch):
+    waited, lent, ranks = [], [], torch.zeros(1, 1, 12, dtype=torch.int32)
+    monkeypatch.setattr("violin.mask.complete", lambda tensors: waited.append(tensors) or "maker")
+    for module in ("mask", "curves"):
+        monkeypatch.setattr(f"violin.{module}.lend", lambda tensors, stream: lent.append((tensors, stream)))
+    mask = violin.ViolinMask(2, init="spread", grid=(3, 4)).eval()
+    with torch.no_grad():
+        tables = mask.tables((3, 4))
+        assert mask.tables((3, 4)) is tables
+    assert len(waited) == 1 and waited[0] is tables
+    assert [stream for tensors, stream in lent if tensors is tables] == ["maker"] * 2
+    mask.freeze((3, 4))
+    assert waited[-1] is mask.tables((3, 4))
+    monkeypatch.setitem(violin.curves._MAKERS, "ranks", lambda *key: (ranks, "another"))
+    assert violin.curves.coordinates("snake", 3, 4, torch.device("cpu")) is ranks
+    assert lent[-1][0][0] is ranks and lent[-1][1] == "another"
 
 
 def test_table_limit_bounds_what_is_kept():

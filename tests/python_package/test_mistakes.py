@@ -154,3 +154,19 @@ def test_layers_and_groups_name_what_they_were_given(timm):
         layer(torch.randn(2, 16, 24), attn_mask=torch.zeros(5, 5))
     with pytest.raises(violin.Error, match="lr is '1e-4'; expected a number"):
         violin.param_groups(violin.plug(build("vit")), lr="1e-4")
+
+
+def test_a_failure_of_several_lines_is_told_in_one(timm):
+    model = build("vit")
+
+    class Failing(type(model.blocks[0].attn)):
+        problem = RuntimeError("first\nsecond")
+
+        def forward(self, x, attn_mask=None, is_causal=False):
+            raise self.problem
+
+    model.blocks[1].attn = Failing(24, 3)
+    for problem, told in ((Failing.problem, "first"), (AssertionError(), "AssertionError")):
+        Failing.problem = problem
+        with pytest.raises(violin.Error, match=rf"cannot be plugged: run on five tokens it failed \({told}\)$"):
+            violin.plug(model)

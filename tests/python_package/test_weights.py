@@ -145,6 +145,26 @@ def test_preprocessing_stays_with_a_model_that_is_loaded_and_saved(name, tmp_pat
     assert not hasattr(violin.load(path), "pretrained_cfg")
 
 
+def test_a_size_of_images_stays_as_long_as_the_model_is_what_the_file_describes(tmp_path, timm):
+    first, path = written(tmp_path / "m", build("dynamic"), {"size": (48, 40)}), tmp_path / "again"
+    model = violin.load(tmp_path / "m", dynamic_img_size=True)
+    assert written(path, model) == first
+    assert written(path, model, {"crop_pct": 1.0}) == {**first, "crop_pct": 1.0}
+    assert written(path, model, {"size": 40})["size"] == 40
+    model.set_input_size((64, 64))
+    assert written(path, model)["size"] == 64
+
+
+def test_a_model_that_is_built_for_another_size_than_the_file_says_so(tmp_path, timm):
+    from timm.models.vision_transformer import VisionTransformer
+
+    violin.save(VisionTransformer(**TINY, pos_embed="none"), tmp_path / "m", preprocessing={"crop_pct": 0.9})
+    for size, sides in ((64, (64, 64)), ((48, 40), (48, 40)), (32, (32, 32))):
+        model = violin.load(tmp_path / "m", img_size=size)
+        assert model.pretrained_cfg["input_size"] == (3, *sides) and model.pretrained_cfg["crop_pct"] == 0.9
+        assert written(tmp_path / "again", model)["size"] == (sides[0] if sides[0] == sides[1] else list(sides))
+
+
 @pytest.mark.parametrize(
     "given, message",
     [
@@ -232,6 +252,25 @@ def test_decay_survives_another_own_grid(tmp_path, timm):
     _safetensors.save_file(tensors, tmp_path / "n.safetensors", metadata)
     violin.load_state(small, tmp_path / "n.safetensors", strict=False)
     torch.testing.assert_close(small.blocks[0].attn.violin.log_decay(), decay)
+
+
+def test_16_bit_rates_survive_another_own_grid(tmp_path, timm):
+    from timm.models.vision_transformer import VisionTransformer
+
+    def model(size):
+        options = {**TINY, "img_size": size, "patch_size": 2, "pos_embed": "none"}
+        return violin.plug(VisionTransformer(**options), init="spread", parameterisation="rate")
+
+    large, small = model(64).half(), model(48)
+    decay = large.blocks[0].attn.violin.log_decay()
+    violin.save(large, tmp_path / "m.safetensors")
+    violin.load_state(small, tmp_path / "m.safetensors")
+    torch.testing.assert_close(small.blocks[0].attn.violin.log_decay(), decay)
+    mask = large.blocks[0].attn.violin
+    for size in (24, 64):
+        rate = mask.rate_for((size, size))
+        assert rate.dtype == torch.float16
+        torch.testing.assert_close(rate.float(), mask.rate.float() * (size * size - 1) / 1023, rtol=1e-3, atol=0)
 
 
 def test_published_classifier(golden, timm):

@@ -1,5 +1,8 @@
 """Models of which the whole or a part stands inside torch.compile or torch's wrapper for activation checkpointing."""
 
+import copy
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from models import build, images, run
@@ -180,3 +183,95 @@ def test_checkpointed_blocks_know_shapes_of_equal_size_apart(timm):
         gradients.append([parameter.grad.clone() for parameter in violin.mask_parameters(model)])
     for plain, checkpointed in zip(*gradients):
         torch.testing.assert_close(checkpointed, plain, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [((32, 32), (16, 16)), ((48, 24), (24, 48))])
+def test_compiled_blocks_that_are_checkpointed_know_the_grids_of_a_step_apart(sizes, timm):
+    torch._dynamo.reset()
+    inputs, gradients = [images(size) for size in sizes], []
+    model = violin.plug(build("dynamic"), init="spread").train()
+    for compile in (False, True):
+        if compile:
+            model.set_grad_checkpointing()
+            for block in model.blocks:
+                block.compile(backend="aot_eager", fullgraph=True)
+        model.zero_grad()
+        sum(model(x).square().sum() for x in inputs).backward()
+        gradients.append([parameter.grad.clone() for parameter in violin.mask_parameters(model)])
+    for plain, checkpointed in zip(*gradients):
+        torch.testing.assert_close(checkpointed, plain, rtol=1e-4, atol=1e-5)
+    assert model._violin.grids.grid == tuple(side // 8 for side in sizes[1])  # of the last call, for blocks by themselves
+
+
+def test_a_compiled_patch_embedding_tells_the_grid_after_calls_that_are_not_compiled(timm):
+    torch._dynamo.reset()
+    model, one, other = violin.plug(build("dynamic"), init="spread").eval(), images((48, 24)), images((24, 48))
+    expected = [run(model, one), run(model, other)]
+    run(model, one)
+    model.patch_embed.compile(backend="eager")
+    for _ in range(2):
+        torch.testing.assert_close(run(model, other), expected[1])
+        torch.testing.assert_close(run(model, one), expected[0])
+        violin.attention_maps(model, one)  # does without compiled code
+
+
+def elsewhere(module, function, before=False):
+    """Another thread calls a function when this one has called a module, or is about to; once."""
+
+    @torch.compiler.disable
+    def hook(*_):
+        handle.remove()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(function).result()
+
+    handle = module.register_forward_pre_hook(hook) if before else module.register_forward_hook(hook)
+
+
+def test_a_thread_without_compiled_code_keeps_its_grid_while_another_runs_some(timm):
+    torch._dynamo.reset()
+    model, one, other = violin.plug(build("dynamic"), init="spread").eval(), images((48, 24)), images((24, 48))
+    whole = compiled(model)
+    expected = run(model, one)
+    run(whole, other)
+    for part in (model.patch_embed, model.blocks[0]):
+        elsewhere(part, lambda: run(whole, other))
+        assert torch.equal(run(model, one), expected)
+
+
+def test_a_model_that_is_compiled_as_a_whole_serves_threads_with_sizes_of_their_own(timm):
+    torch._dynamo.reset()
+    made = []
+
+    def backend(graph, inputs):
+        made.append(graph)
+        return graph.forward
+
+    model, one, other = violin.plug(build("dynamic"), init="spread").eval(), images((48, 24)), images((24, 48))
+    expected = [run(model, one), run(model, other)]
+    whole = torch.compile(model, backend=backend, fullgraph=True)
+    for x in (one, other):
+        run(whole, x)
+    count, found = len(made), []
+    elsewhere(model, lambda: found.append(run(whole, other)), before=True)
+    found.append(run(whole, one))
+    torch.testing.assert_close(found, expected[::-1])
+    assert len(made) == count
+
+
+@pytest.mark.parametrize("name", ["vit", "torchvision", "dino"])
+@pytest.mark.parametrize("wrapper", [compiled, checkpoint_wrapper])
+def test_models_with_wrapped_parts_are_saved(name, wrapper, tmp_path):
+    model = violin.plug(build(name), init="spread").eval()
+    violin.save(model, tmp_path / "plain")
+    wrapped = copy.deepcopy(model)
+    vit = wrapped.encoder if name == "torchvision" else wrapped
+    blocks, last = (vit.layers, "ln") if name == "torchvision" else (vit.blocks, "norm")
+    for block in blocks:
+        for child in ("mlp", "ln_1" if name == "torchvision" else "norm1"):
+            setattr(block, child, wrapper(getattr(block, child)))
+    setattr(vit, last, wrapper(getattr(vit, last)))
+    patches = "conv_proj" if name == "torchvision" else "patch_embed"
+    setattr(wrapped, patches, wrapper(getattr(wrapped, patches)))
+    violin.save(wrapped, tmp_path / "wrapped")
+    assert (tmp_path / "wrapped").read_bytes() == (tmp_path / "plain").read_bytes()
+    violin.load_state(wrapped, tmp_path / "plain")
