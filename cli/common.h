@@ -120,6 +120,7 @@ void write_pictures(const viz::Scene& scene, const PictureOptions& options, cons
 void add_bench(CLI::App& app);
 void add_convert(CLI::App& app);
 void add_curves(CLI::App& app);
+void add_demo(CLI::App& app);
 void add_eval(CLI::App& app);
 void add_features(CLI::App& app);
 void add_finetune(CLI::App& app);

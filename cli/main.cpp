@@ -115,7 +115,9 @@ int run_command(int argc, char** argv) {
   add_convert(app);
   add_features(app);
   add_bench(app);
+  add_demo(app);
   app.footer(R"(Examples:
+  violin demo                                         a tour on real images, in three minutes
   violin finetune --weights deit_small.safetensors --data photos --out runs/photos
   violin predict runs/photos new.jpg                  what is in a new image
   violin curves --grid 8x8 --set normal               four curves, drawn in the terminal
