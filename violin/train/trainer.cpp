@@ -295,8 +295,8 @@ Trainer::Wishes Trainer::collect(Wishes wishes) {
 void Trainer::not_finite(const std::string& what) const {
   throw NotFinite(what + " is no longer finite in epoch " + std::to_string(state_.epoch + 1) + " before step " +
                   std::to_string(state_.step) + "; " +
-                  (run_ != nullptr && run_->has_steps() ? "the last checkpoint is good. " : "") +
-                  "Lower the learning rate (--lr " + ordered_json(task_.options.peak_lr() / 4).dump() +
+                  (run_ != nullptr && run_->has_steps() ? "the last checkpoint is good; " : "") +
+                  "lower the learning rate (--lr " + ordered_json(task_.options.peak_lr() / 4).dump() +
                   "), clip gradients (--clip-grad 1) or take --precision fp32");
 }
 
