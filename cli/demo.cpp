@@ -100,7 +100,7 @@ class Demo {
     const auto begin = std::chrono::steady_clock::now();
     look_at_images();
     check_runs();
-    fs::create_directories(out_ / "logs");
+    make_folder();
     train();
     evaluate();
     predict();
@@ -137,11 +137,18 @@ class Demo {
 
   void look_at_images() {
     classes_ = sorted(data_ / "test");
-    std::erase_if(classes_, [](const fs::path& path) { return !fs::is_directory(path); });
+    std::erase_if(classes_, [](const fs::path& path) { return !fs::is_directory(path) || sorted(path).empty(); });
     for (const fs::path& name : sorted(data_ / "train"))
       if (fs::is_directory(name)) training_images_ += std::ssize(sorted(name));
     if (classes_.empty() || training_images_ == 0)
       throw Error("'" + data_.string() + "' does not hold images as train/CLASS/… and test/CLASS/…");
+  }
+  void make_folder() const {
+    std::error_code error;
+    fs::create_directories(out_ / "logs", error);
+    if (error)
+      throw Error("cannot make the folder '" + out_.string() + "': " + error.message() + "; --out names another");
+    fs::remove(log("after"), error);
   }
   void check_runs() const {
     for (const Contestant& one : contestants())
@@ -191,6 +198,8 @@ class Demo {
         const json tested = json::parse(
             run_verb(words + one.options + (options_.force ? Words{"--force"} : Words{}) + compute_, log(name), heed));
         progress.finish();
+        if (!tested.contains("test"))
+          throw Error("none of the images in '" + (data_ / "test").string() + "' could be read");
         const json& test = tested.at("test");
         images_ = test.at("images");
         print("   " + one.name + std::string(9 - one.name.size(), ' ') + "seed " + std::to_string(seed) + ": " +

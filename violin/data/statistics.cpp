@@ -43,7 +43,15 @@ Moments moments_of(const Image& image) {
   return result;
 }
 
-// Of each image, nothing where it cannot be read.
+// Nothing where the image cannot be read: who trains on it names it.
+std::optional<Moments> moments_of(const SampleSet& set, std::int64_t index) {
+  try {
+    return moments_of(set.decode(index));
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
 std::vector<std::optional<Moments>> all_moments(const SampleSet& set, int threads) {
   std::vector<std::optional<Moments>> result(static_cast<std::size_t>(set.size()));
   std::atomic<std::int64_t> next = 0;
@@ -52,10 +60,7 @@ std::vector<std::optional<Moments>> all_moments(const SampleSet& set, int thread
   const auto work = [&] {
     try {
       for (std::int64_t i = next++; i < set.size(); i = next++) {
-        try {
-          result[static_cast<std::size_t>(i)] = moments_of(set.decode(i));
-        } catch (const Error&) {  // who trains on it names it
-        }
+        result[static_cast<std::size_t>(i)] = moments_of(set, i);
       }
     } catch (...) {
       const std::lock_guard lock(mutex);
@@ -65,10 +70,15 @@ std::vector<std::optional<Moments>> all_moments(const SampleSet& set, int thread
   };
   {
     std::vector<std::jthread> others;
-    try {
-      for (int i = 1; i < threads; ++i) others.emplace_back(work);
-    } catch (const std::system_error&) {  // fewer do it too
-    }
+    const auto another = [&] {
+      try {
+        others.emplace_back(work);
+        return true;
+      } catch (const std::system_error&) {
+        return false;  // fewer do it too
+      }
+    };
+    while (std::ssize(others) + 1 < threads && another()) continue;
     work();
   }
   if (failure) std::rethrow_exception(failure);
