@@ -153,7 +153,8 @@ def _alone(model: nn.Module) -> Iterator[None]:
 
         return forward
 
-    wrappers = [(module, vars(module).get("forward")) for module in model.modules() if isinstance(module, PARALLEL)]
+    parallel = (module for module in model.modules() if isinstance(module, PARALLEL))
+    wrappers: list[tuple[Any, Any]] = [(module, vars(module).get("forward")) for module in parallel]
     try:
         for wrapper, _ in wrappers:
             wrapper.forward = handing_on(wrapper)

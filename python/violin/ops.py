@@ -34,7 +34,7 @@ def _check(needed: dict[str, Any], optional: dict[str, Any], scale: Any = None) 
         raise Error(f"scale is {scale!r}; expected a number, or None for 1/sqrt(d)")
 
 
-def _prefix(value: Any) -> int:
+def _prefix(value: Any) -> Any:
     """As it is where it may be: a symbolic number stays one."""
     return value if isinstance(value, (int, torch.SymInt)) else whole("prefix", value)
 

@@ -389,8 +389,8 @@ def plug_config(
     grids.masks = [cast(ViolinMask, layer.violin) for layer in layers]
     structure.vit.register_forward_pre_hook(grids.begin)
     grids.follow(structure.vit)
-    for _, block in structure.blocks:
-        block.register_forward_hook(grids.passed)
+    for _, module in structure.blocks:
+        module.register_forward_hook(grids.passed)
     if isinstance(structure.norm, nn.Module):
         structure.norm.register_forward_pre_hook(grids.leave)
     structure.vit.register_forward_hook(grids.end, always_call=True)

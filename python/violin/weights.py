@@ -426,9 +426,9 @@ def _put(model: nn.Module, weights: dict[str, Tensor], native: tuple[int, int] |
         if value.shape != own[name].shape:
             raise Error(f"{name} is {list(value.shape)} in the weights and {list(own[name].shape)} in the model")
     for index, mask in _indexed_masks(model):
-        name = names.get(f"blocks.{index}.attn.violin.rate")
-        if native is not None and native != mask.grid and name in chosen:
-            chosen[name] = mask.rescaled(chosen[name].cpu(), native, mask.grid)
+        rate = names.get(f"blocks.{index}.attn.violin.rate")
+        if native is not None and native != mask.grid and rate is not None and rate in chosen:
+            chosen[rate] = mask.rescaled(chosen[rate].cpu(), native, mask.grid)
     structure.vit.load_state_dict(chosen, strict=False)
 
 
