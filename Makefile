@@ -21,7 +21,7 @@ build: configure  ## Set-up and release build: build/violin, build/libviolin_ops
 
 demo: configure  ## Train with and without the mask on embedded images, compare, report: out/demo, three minutes
 	@cmake --build build -j $(JOBS) --target violin
-	@build/violin demo --force $(if $(EPOCHS),--epochs $(EPOCHS)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(THREADS),--threads $(THREADS))
+	@build/violin demo --force $(if $(EPOCHS),--epochs $(EPOCHS)) $(if $(SEEDS),--seeds "$(SEEDS)") $(if $(THREADS),--threads $(THREADS))
 
 test: check-format build  ## Everything that CI checks
 	@ctest --test-dir build --output-on-failure -j $(JOBS)

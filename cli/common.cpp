@@ -106,6 +106,15 @@ void print(std::string_view text) {
   }
 }
 
+bool lies_inside(const std::filesystem::path& path, const std::filesystem::path& folder) {
+  std::error_code error;
+  const std::filesystem::path outer = std::filesystem::canonical(folder, error);
+  if (error || !std::filesystem::is_directory(outer, error)) return false;
+  // Of a relative path of which nothing exists weakly_canonical makes no absolute one.
+  const std::filesystem::path inner = std::filesystem::weakly_canonical(std::filesystem::absolute(path), error);
+  return !error && std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
+}
+
 std::vector<std::int64_t> parse_integers(std::string_view option, std::string_view text) {
   std::vector<std::int64_t> result;
   for (std::string_view left = text; !text.empty();) {

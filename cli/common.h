@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <span>
@@ -61,6 +62,9 @@ void check_output(std::string_view option, const std::string& path, const std::v
 // Two files that will be written are two, however they are spelled. Throws Usage.
 void check_different(std::string_view option, const std::string& path, std::string_view other_option,
                      const std::string& other);
+
+// Whether a path lies in a folder or is it. False for a folder that is not there: that is said where it is read.
+bool lies_inside(const std::filesystem::path& path, const std::filesystem::path& folder);
 
 // To stdout; throws violin::Error when it cannot be written. A note goes to stderr as one line.
 void print(std::string_view text);

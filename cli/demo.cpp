@@ -11,14 +11,17 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "cli/child.h"
 #include "cli/common.h"
 #include "cli/compute.h"
 #include "cli/progress.h"
+#include "violin/data/dataset.h"
 #include "violin/nn/json_text.h"
 #include "violin/number_text.h"
+#include "violin/train/predictions.h"
 
 namespace violin::cli {
 namespace {
@@ -78,18 +81,15 @@ std::string program() {
   return fs::proximate(self, error).string();
 }
 
-std::vector<fs::path> sorted(const fs::path& folder) {
-  std::vector<fs::path> names;
-  std::error_code error;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) names.push_back(entry.path());
-  std::ranges::sort(names);
-  return names;
+// No option, whatever its name begins with.
+fs::path as_operand(const std::string& path) {
+  return path.starts_with('-') ? fs::path(".") / path : fs::path(path);
 }
 
 class Demo {
  public:
   Demo(const Options& options, fs::path data, std::vector<std::int64_t> seeds)
-      : options_(options), data_(std::move(data)), out_(options.out), seeds_(std::move(seeds)) {
+      : options_(options), data_(std::move(data)), out_(as_operand(options.out)), seeds_(std::move(seeds)) {
     const ComputeOptions& c = options.compute;
     compute_ = {"--device", c.device, "--precision", c.precision};
     if (c.threads > 0) compute_ = compute_ + Words{"--threads", std::to_string(c.threads)};
@@ -99,7 +99,7 @@ class Demo {
   void run() {
     const auto begin = std::chrono::steady_clock::now();
     look_at_images();
-    check_runs();
+    check_folder();
     make_folder();
     train();
     evaluate();
@@ -124,6 +124,7 @@ class Demo {
   fs::path run_of(const Contestant& one, std::int64_t seed) const {
     return out_ / (one.name + "-" + std::to_string(seed));
   }
+  fs::path report() const { return out_ / "report.html"; }
   fs::path masked_run() const { return run_of(contestants().back(), seeds_.front()); }
   fs::path log(const std::string& name) const { return out_ / "logs" / (name + ".log"); }
   std::string with_compute(const Words& words, const std::string& name) const {
@@ -136,12 +137,11 @@ class Demo {
   }
 
   void look_at_images() {
-    classes_ = sorted(data_ / "test");
-    std::erase_if(classes_, [](const fs::path& path) { return !fs::is_directory(path) || sorted(path).empty(); });
-    for (const fs::path& name : sorted(data_ / "train"))
-      if (fs::is_directory(name)) training_images_ += std::ssize(sorted(name));
-    if (classes_.empty() || training_images_ == 0)
-      throw Error("'" + data_.string() + "' does not hold images as train/CLASS/… and test/CLASS/…");
+    const data::Dataset images = data::open_dataset(data_);
+    training_images_ = images.train.size() + images.val.size();
+    classes_ = std::ssize(images.classes);
+    if (images.test.empty())
+      throw Error("'" + data_.string() + "' has no test images; expected train/CLASS and test/CLASS");
   }
   void make_folder() const {
     std::error_code error;
@@ -150,16 +150,20 @@ class Demo {
       throw Error("cannot make the folder '" + out_.string() + "': " + error.message() + "; --out names another");
     fs::remove(log("after"), error);
   }
-  void check_runs() const {
+  void check_folder() const {
+    if (lies_inside(out_, data_))
+      throw Error("'" + out_.string() + "' lies inside of the images' folder '" + data_.string() +
+                  "'; give another with --out");
+    bool taken = fs::exists(report());
     for (const Contestant& one : contestants())
-      for (const std::int64_t seed : seeds_)
-        if (fs::exists(run_of(one, seed)) && !options_.force)
-          throw Error("'" + out_.string() + "' holds a demo already; --force replaces it, --out names another folder");
+      for (const std::int64_t seed : seeds_) taken = taken || fs::exists(run_of(one, seed));
+    if (taken && !options_.force)
+      throw Error("'" + out_.string() + "' holds a demo already; --force replaces it, --out names another folder");
   }
 
   void train() {
-    print("1. Train: " + std::to_string(training_images_) + " images of " + std::to_string(classes_.size()) +
-          " classes" + ", a ViT of 0.7 million parameters, " + counted(options_.epochs, "epoch") + ", " +
+    print("1. Train: " + std::to_string(training_images_) + " images of " + std::to_string(classes_) + " classes" +
+          ", a ViT of 0.7 million parameters, " + counted(options_.epochs, "epoch") + ", " +
           counted(std::ssize(seeds_), "seed") + "\n");
     for (const std::int64_t seed : seeds_) {
       for (const Contestant& one : contestants()) {
@@ -212,18 +216,28 @@ class Demo {
 
   void evaluate() {
     print("\n2. Evaluate the masked one class by class, on " + std::to_string(images_) +
-          " images that training never saw (one in " + std::to_string(classes_.size()) + " is right by chance)\n");
-    print(with_compute({"eval", masked_run().string(), "--data", data_.string(), "--per-class"}, "after"));
+          " images that training never saw (one in " + std::to_string(classes_) + " is right by chance)\n");
+    print(with_compute({"eval", masked_run().string(), "--data", data_.string(), "--per-class", "--predictions",
+                        (out_ / "predictions.csv").string()},
+                       "after"));
+  }
+
+  // The seventh image that could be read, or the last, of a few classes.
+  Words some_images() const {
+    std::map<std::string, Words> by_class;
+    for (const train::Prediction& one : train::read_predictions(out_ / "predictions.csv"))
+      by_class[one.label].push_back((data_ / one.image).string());
+    std::vector<std::string> images;
+    for (const auto& [name, all] : by_class) images.push_back(all[std::min<std::size_t>(6, all.size() - 1)]);
+    Words some;
+    const std::size_t shown = std::min(kShown, images.size());
+    for (std::size_t i = 0; i < shown; ++i) some.push_back(images[i * images.size() / shown]);
+    return some;
   }
 
   void predict() {
     print("\n3. Predict, and show where the model looked\n");
-    Words images;
-    const std::size_t shown = std::min(kShown, classes_.size());
-    for (std::size_t i = 0; i < shown; ++i) {
-      const std::vector<fs::path> some = sorted(classes_[i * classes_.size() / shown]);
-      images.push_back(some[std::min<std::size_t>(6, some.size() - 1)].string());
-    }
+    const Words images = some_images();
     const std::string picture = (out_ / "attention.png").string();
     Words words = Words{"predict", masked_run().string()} + images + Words{"--top", "2", "--attention", picture};
     if (options_.json) words.emplace_back("--json");
@@ -236,7 +250,7 @@ class Demo {
 
   // What report --json prints.
   ordered_json compare() const {
-    Words words = {"report", "--out", (out_ / "report.html").string()};
+    Words words = {"report", "--out", report().string()};
     for (const Contestant& one : contestants())
       for (const std::int64_t seed : seeds_) words.push_back(run_of(one, seed).string());
     if (options_.json) return ordered_json::parse(with_compute(words + Words{"--json"}, "after"));
@@ -254,8 +268,7 @@ class Demo {
   const fs::path data_, out_;
   const std::vector<std::int64_t> seeds_;
   Words compute_;
-  std::int64_t training_images_ = 0, images_ = 0;  // images_: of the test
-  std::vector<fs::path> classes_;
+  std::int64_t training_images_ = 0, classes_ = 0, images_ = 0;  // images_: of the test
   ordered_json predictions_;
 };
 
@@ -265,7 +278,7 @@ void demo(const Options& options) {
   std::ranges::sort(seeds);
   seeds.erase(std::ranges::unique(seeds).begin(), seeds.end());
   if (seeds.empty() || seeds.front() < 0) throw Usage("--seeds '" + options.seeds + "': expected numbers from 0 on");
-  Demo(options, options.data.empty() ? images_that_come_along() : fs::path(options.data), seeds).run();
+  Demo(options, options.data.empty() ? images_that_come_along() : as_operand(options.data), seeds).run();
 }
 
 }  // namespace

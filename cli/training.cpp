@@ -55,11 +55,13 @@ std::string shell_word(const std::string& text) {
 // One bar over all images of the run, a line per epoch above it.
 class Report : public train::Listener {
  public:
+  // The work whose time is told begins now.
+  void begin() { start_ = std::chrono::steady_clock::now(); }
   void on_start(const std::string& what) override {
     progress_.reset();
     note(what);
     val_.clear();
-    start_ = std::chrono::steady_clock::now();
+    begin();
   }
   void on_step(const Step& step) override {
     if (!progress_) {
@@ -93,7 +95,7 @@ class Report : public train::Listener {
 
  private:
   std::unique_ptr<Progress> progress_;
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();  // before the first step
+  std::chrono::steady_clock::time_point start_;  // before the first step
   std::string val_;
 };
 
@@ -215,6 +217,7 @@ class Session {
     std::signal(SIGTERM, request_stop);
     std::signal(SIGUSR1, request_stop);  // what mpirun forwards and Slurm sends before the time is up
     if (std::signal(SIGHUP, request_stop) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);  // nohup asked to stay
+    report_.begin();
     if (!find_rate()) return leave("learning rates that were tried to the end are");
     const train::Outcome outcome = train();
     if (!outcome.finished) return leave("everything so far is");

@@ -22,16 +22,6 @@ std::filesystem::path free_folder(const std::string& command) {
   }
 }
 
-// False for what is not there: that is said where it is read.
-bool lies_inside(const std::filesystem::path& path, const std::filesystem::path& folder) {
-  std::error_code error;
-  const std::filesystem::path outer = std::filesystem::canonical(folder, error);
-  if (error || !std::filesystem::is_directory(outer, error)) return false;
-  // Of a relative path of which nothing exists weakly_canonical makes no absolute one.
-  const std::filesystem::path inner = std::filesystem::weakly_canonical(std::filesystem::absolute(path), error);
-  return !error && std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
-}
-
 void check_folder(const std::filesystem::path& folder, const std::string& data, const std::string& weights) {
   // Runs among the images would be classes the next time the data are read.
   if (lies_inside(folder, data))

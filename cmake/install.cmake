@@ -33,7 +33,7 @@ if(VIOLIN_CLI)
   set_target_properties(violin PROPERTIES
     INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${VIOLIN_TORCH_DIR}/lib")
   install(TARGETS violin RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-  install(DIRECTORY examples/cifar100-sample DESTINATION ${CMAKE_INSTALL_DATADIR}/violin)  # violin demo trains on them
+  install(DIRECTORY examples/cifar100-sample DESTINATION share/violin)  # where violin demo looks for them
 endif()
 install(DIRECTORY violin DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h" PATTERN "*_impl.h" EXCLUDE)
 install(FILES "${PROJECT_BINARY_DIR}/generated/violin/version_number.h" DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/violin)

@@ -301,12 +301,12 @@ def preprocessing_of(
     if published.get("interpolation") not in _INTERPOLATIONS:
         published["interpolation"] = "bicubic"
     published["crop"] = "squash" if published.get("crop_mode") == "squash" else "centre"
-    # Unless given, what this model was built for: its weights once may have been for another size. What a file says holds
-    # as long as its model does.
+    # Unless given, what this model was built for: its weights once may have been for another size. What a file said, and
+    # load() put into the configuration, holds as long as its model does.
     published["size"] = config["img_size"]
     file = cast("Mapping[str, Any]", getattr(vit, "violin_file", {}))
     if "preprocessing" in file and _fields.checked(file["model"])["img_size"] == _size_of(config["img_size"]):
-        published["size"] = file["preprocessing"].get("size", config["img_size"])
+        published["size"] = published.get("input_size", (3, *_size_of(config["img_size"])))[-2:]
     if "input_size" in given:
         whole = given["input_size"]  # (channels, height, width)
         given.setdefault("size", whole[-2:] if isinstance(whole, Sequence) else whole)

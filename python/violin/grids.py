@@ -104,21 +104,22 @@ class GridRecorder:
         # The transformer is compiled as a whole, so that what its layers are given is taken back. It stays so: other
         # threads, whose passes begin and end meanwhile, would have code traced anew.
         self._whole = False
+        self._outside = False  # within a pass that is not compiled, so that code in it is of parts
 
     def __call__(self, module: nn.Module, args: Any, output: Tensor) -> None:
         self.record(output.shape[-2], output.shape[-1])
         if not torch.compiler.is_compiling():
             self._by_hand = False
-            self._track(output)
             current = self._passes.get(threading.get_ident())
             if current is not None:
                 current.recorded = True
                 current.grid = None  # an interrupted pass ends nowhere
-        elif self._whole:
+            self._track(output)
+        elif self._whole and not self._outside:
             self._give(product_type(output))
 
     def __getstate__(self) -> dict[str, Any]:
-        fresh = {"_passes": {}, "_whole": False, "_replayed": {}, "_pending": {}}
+        fresh = {"_passes": {}, "_whole": False, "_outside": False, "_replayed": {}, "_pending": {}}
         made_again = dict.fromkeys(("_thread", "_calls", "_untracked", "_vit", "_hooked_to"))
         return {**self.__dict__, **fresh, **made_again}
 
@@ -126,7 +127,7 @@ class GridRecorder:
         self.__dict__.update(state)
         self._thread, self._calls, self._untracked = _OfThread(), weakref.WeakSet(), WeakTensorKeyDictionary()
         self._vit = self._hooked_to = None  # the copy's own says in its first call
-        for name in ("_by_hand", "_by_code", "_whole"):
+        for name in ("_by_hand", "_by_code", "_whole", "_outside"):
             self.__dict__.setdefault(name, False)  # made by an older version
 
     # -- the hook ------------------------------------------------------------------------------------------------------
@@ -176,13 +177,17 @@ class GridRecorder:
         else:
             self.follow(module)
             self._passes[threading.get_ident()] = _Pass()
+            self._outside = True
 
     def end(self, module: nn.Module, args: Any, output: Any) -> None:
         """Its forward hook."""
         if not torch.compiler.is_compiling():
             self._mark(output)
             self._passes.pop(threading.get_ident(), None)
+            self._outside = bool(self._passes)
         self._release()
+        if torch.compiler.is_exporting():
+            self._whole = False
 
     def leave(self, module: nn.Module, args: Any) -> None:
         """A forward pre-hook of the norm behind the layers. The hooks of a compiled model itself are not in its graph, which

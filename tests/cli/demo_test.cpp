@@ -29,11 +29,14 @@ class DemoCommand : public ::testing::Test {
 };
 
 TEST_F(DemoCommand, TrainsEvaluatesPredictsAndReports) {
+  // What is no image, or cannot be read, is none of those that are shown.
+  write_file_atomically(path("data/test/class_0/z_notes.txt"), std::string("notes"));
+  fs::resize_file(path("data/test/class_0/image_103.png"), 0);
   const Outcome outcome = demo();
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   for (const char* said :
-       {"72 images of 3 classes", "vanilla  seed 3: ", "random   seed 3: ", "violin   seed 3: ", "% on 12 images",
-        "one in 3 is right by chance", "class_2 (4)", "against vanilla", "Done in"})
+       {"72 images of 3 classes", "vanilla  seed 3: ", "random   seed 3: ", "violin   seed 3: ", "% on 11 images",
+        "one in 3 is right by chance", "class_0 (3)", "class_2 (4)", "against vanilla", "Done in"})
     EXPECT_NE(outcome.out.find(said), std::string::npos) << said << outcome.out;
   for (const char* file : {"report.html", "attention.png", "curves.png", "violin-3/best/model.safetensors",
                            "vanilla-3/result.json", "random-3/result.json", "logs/violin-3.log"})
@@ -55,7 +58,14 @@ TEST_F(DemoCommand, TrainsEvaluatesPredictsAndReports) {
 TEST_F(DemoCommand, SaysWhatIsWrong) {
   const Outcome nothing = run_violin({"demo", "--data", path("nowhere"), "--out", path("tour")});
   EXPECT_EQ(nothing.code, 1);
-  EXPECT_NE(nothing.err.find("does not hold images as train/CLASS/"), std::string::npos) << nothing.err;
+  EXPECT_NE(nothing.err.find("no data at"), std::string::npos) << nothing.err;
+  const Outcome untested = run_violin({"demo", "--data", path("data/train"), "--out", path("tour")});
+  EXPECT_EQ(untested.code, 1);
+  EXPECT_NE(untested.err.find("has no test images"), std::string::npos) << untested.err;
+  const Outcome inside = run_violin({"demo", "--data", path("data"), "--out", path("data/tour")});
+  EXPECT_EQ(inside.code, 1);
+  EXPECT_NE(inside.err.find("lies inside of the images' folder"), std::string::npos) << inside.err;
+  EXPECT_FALSE(fs::exists(path("data/tour")));
   EXPECT_FALSE(fs::exists(path("tour")));
   for (const std::vector<std::string>& wrong :
        {std::vector<std::string>{"--epochs", "0"}, {"--seeds", "0,x"}, {"--seeds", "-1"}}) {

@@ -151,6 +151,8 @@ def test_a_size_of_images_stays_as_long_as_the_model_is_what_the_file_describes(
     assert written(path, model) == first
     assert written(path, model, {"crop_pct": 1.0}) == {**first, "crop_pct": 1.0}
     assert written(path, model, {"size": 40})["size"] == 40
+    model.pretrained_cfg["input_size"] = (3, 56, 56)
+    assert written(path, model)["size"] == 56
     model.set_input_size((64, 64))
     assert written(path, model)["size"] == 64
 

@@ -203,6 +203,26 @@ def test_compiled_blocks_that_are_checkpointed_know_the_grids_of_a_step_apart(si
     assert model._violin.grids.grid == tuple(side // 8 for side in sizes[1])  # of the last call, for blocks by themselves
 
 
+@pytest.mark.parametrize("whole", ["compiled", "exported"])
+def test_parts_that_are_compiled_after_the_whole_make_their_own_tables(whole, timm):
+    torch._dynamo.reset()
+    model, x = violin.plug(build("dynamic"), init="spread").train(), images((32, 32))
+    model(x).square().sum().backward()
+    expected = [parameter.grad.clone() for parameter in violin.mask_parameters(model)]
+    if whole == "compiled":
+        torch.compile(model, backend="aot_eager")(x)
+    else:
+        torch.export.export(model, (x,), strict=False)
+    model.set_grad_checkpointing()
+    model.patch_embed.compile(backend="aot_eager")
+    for block in model.blocks:
+        block.compile(backend="aot_eager")
+    model.zero_grad()
+    model(x).square().sum().backward()
+    for parameter, gradient in zip(violin.mask_parameters(model), expected):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-5)
+
+
 def test_a_compiled_patch_embedding_tells_the_grid_after_calls_that_are_not_compiled(timm):
     torch._dynamo.reset()
     model, one, other = violin.plug(build("dynamic"), init="spread").eval(), images((48, 24)), images((24, 48))

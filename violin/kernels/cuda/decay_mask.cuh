@@ -127,7 +127,8 @@ __global__ void __launch_bounds__(kThreads) table_kernel(const __grid_constant__
   table[static_cast<std::int64_t>(blockIdx.y) * n + k] = row_value(kRow, rate, static_cast<T>(k));
 }
 
-// Of a distance that is not in the table; one below 0 was too large for 32 bits. Not inlined: it is hardly ever called.
+// Of a distance that is not in the table; one below 0 was too large for 32 bits, and is some large one. Not inlined: it
+// is hardly ever called.
 template <class T, Row kRow>
 __device__ __noinline__ T far_value(const DecayMask& m, int lane, int h, int far) {
   const T distance = far < 0 ? T(0x7fffffff) : static_cast<T>(far);
