@@ -54,7 +54,7 @@ struct Close {
 };
 using File = std::unique_ptr<std::FILE, Close>;
 
-// Its number for standard output and the end of a pipe for standard error are the child's; nothing is typed.
+// Its standard output goes to a file, its standard error to the number given, and nothing is typed.
 pid_t start(const std::vector<std::string>& words, const std::filesystem::path& out, int errors) {
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
