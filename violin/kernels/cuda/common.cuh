@@ -100,7 +100,7 @@ cudaError_t allow_most_shared(Kernel kernel, std::size_t beside = 0) {
 // In 16 bits D = rowsum(dO o O) comes of a rounded output. A softmax over a handful of keys is often all but one-hot;
 // then dP - D is a difference of near numbers, and D is measured anew, by sm80.
 inline constexpr std::int64_t kFewKeys = 16;
-// Whether sm80 does so: with a gate dO o O is not that sum at all.
+// Whether sm80 does so: a gate of both signs makes the roundings of O large beside that sum too.
 inline bool measures_delta(const AttentionBackward& p) {
   return p.gate.data != nullptr || p.shape.keys <= kFewKeys;
 }
