@@ -184,8 +184,8 @@ class Kernels:
         return out, lse
 
     def backward(self, q, k, v, out, lse, dout, gain=None, bias=None, gate=None, scale=None, path=90, need=(1,) * 6,
-                 poison=True):
-        """poison: scratch and what is not written are NaN; filling takes time that a bench should not count."""
+                 poison=True, room=0):
+        """poison: scratch and what is not written are NaN; filling takes time that a bench should not count. room: for scratch."""
         B, h, nq, d = q.shape
         nk = k.size(2)
         groups = next((t.size(0) for t in (gain, bias, gate) if t is not None), 1)
@@ -202,19 +202,22 @@ class Kernels:
                      heads(out), heads(dout), lse.data_ptr(), table(gain), table(bias), table(gate),
                      *(heads(g) for g in grads), *(pointer(t) for t in tables))
         self.used_sm90 = path == 90 and bool(self.lib.attention_backward_uses_sm90(ctypes.byref(p)))
-        self._run("attention_backward", p, (q, k, v, out, lse, dout, gain, bias, gate, *grads, *tables), path, poison=poison)
+        self._run("attention_backward", p, (q, k, v, out, lse, dout, gain, bias, gate, *grads, *tables), path,
+                  ctypes.c_size_t(room), poison=poison)
         return (*grads, *tables)
 
     @staticmethod
-    def _backward_of(B, h, N, d, address=1 << 20):
+    def _backward_of(B, h, N, d, address=1 << 20, dtype=torch.bfloat16):
         own = Heads(address, 3 * N * h * d, d, 3 * h * d)
-        packed = Table(1 << 20, 0, 1, 0, True)
-        return Backward(Shape(B, h, N, N, d, 1), DTYPES[torch.bfloat16], 1 / math.sqrt(d), own, own, own, own, own, 1 << 20,
-                        packed, Table(), Table(), own, own, own, 1 << 20, None, None)
+        gain = Table(1 << 20, 0, N * N, N) if dtype in (torch.float32, torch.float64) else Table(1 << 20, 0, 1, 0, True)
+        return Backward(Shape(B, h, N, N, d, 1), DTYPES[dtype], 1 / math.sqrt(d), own, own, own, own, own, 1 << 20, gain,
+                        Table(), Table(), own, own, own, 1 << 20, None, None)
 
-    def backward_scratch(self, B, h, N, d=64, path=90):
-        """Bytes beside a packed gain, all gradients wanted. Nothing is read: any address will do."""
-        return self.lib.attention_backward_scratch(ctypes.byref(self._backward_of(B, h, N, d)), path)
+    def backward_scratch(self, B, h, N, d=64, path=90, dtype=torch.bfloat16):
+        """Bytes beside a packed gain, or a wide one beside wide numbers, all gradients wanted. Nothing is read: any address
+        will do."""
+        p = self._backward_of(B, h, N, d, dtype=dtype)
+        return self.lib.attention_backward_scratch(ctypes.byref(p), path, ctypes.c_size_t(0))
 
     def forward_scratch(self, B, h, N, d=64, path=90):
         """Bytes beside a float gain. Nothing is read here either."""

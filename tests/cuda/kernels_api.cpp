@@ -25,8 +25,8 @@ extern "C" {
 std::size_t attention_forward_scratch(const AttentionForward* p, int path) {
   return cuda::scratch_bytes(*p, path_of(path));
 }
-std::size_t attention_backward_scratch(const AttentionBackward* p, int path) {
-  return cuda::scratch_bytes(*p, path_of(path));
+std::size_t attention_backward_scratch(const AttentionBackward* p, int path, std::size_t room) {
+  return cuda::scratch_bytes(*p, path_of(path), room);
 }
 int attention_forward_uses_sm90(const AttentionForward* p) {
   return cuda::has_sm90_kernel(*p);
@@ -37,8 +37,8 @@ int attention_backward_uses_sm90(const AttentionBackward* p) {
 int attention_forward(const AttentionForward* p, int path, void* scratch, void* stream) {
   return cuda::launch(*p, path_of(path), scratch, stream_of(stream));
 }
-int attention_backward(const AttentionBackward* p, int path, void* scratch, void* stream) {
-  return cuda::launch(*p, path_of(path), scratch, stream_of(stream));
+int attention_backward(const AttentionBackward* p, int path, std::size_t room, void* scratch, void* stream) {
+  return cuda::launch(*p, path_of(path), scratch, stream_of(stream), room);
 }
 std::size_t decay_mask_forward_scratch(const DecayMaskForward* p) {
   return cuda::scratch_bytes(*p);

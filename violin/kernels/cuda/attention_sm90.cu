@@ -119,7 +119,7 @@ TableSums table_sums(const AttentionShape& s, std::int64_t queries) {
   return {nullptr, ceil_div(queries, kTile) * kTile, ceil_div(s.keys, 8) * 8};
 }
 
-Layout layout(const AttentionBackward& p) {
+Layout layout(const AttentionBackward& p, bool adds) {
   const AttentionShape& s = p.shape;
   Layout l{};
   l.records =
@@ -132,7 +132,7 @@ Layout layout(const AttentionBackward& p) {
   l.strips = l.bytes = l.sums;
   if (p.dgain) {
     const TableSums sums = table_sums(s, queries);
-    if (sums.rows != s.queries || sums.stride != s.keys) {
+    if (adds || sums.rows != s.queries || sums.stride != s.keys) {
       l.strips += align256(static_cast<std::size_t>(s.groups * s.heads * sums.rows * sums.stride) * 4);
     }
     l.bytes =
@@ -167,8 +167,8 @@ bool has_sm90_kernel(const AttentionBackward& p) {
 std::size_t scratch_sm90(const AttentionForward& p) {
   return sm90::reads_floats(p) ? 0 : record_bytes(p.gain, p.shape);
 }
-std::size_t scratch_sm90(const AttentionBackward& p) {
-  return sm90::layout(p).bytes;
+std::size_t scratch_sm90(const AttentionBackward& p, bool adds) {
+  return sm90::layout(p, adds).bytes;
 }
 
 cudaError_t launch_sm90(const AttentionForward& p, void* scratch, cudaStream_t stream) {
@@ -187,9 +187,9 @@ cudaError_t launch_sm90(const AttentionForward& p, void* scratch, cudaStream_t s
   return floats ? sm90::start_forward_floats(p, maps, stream) : sm90::start_forward(p, maps, records, stream);
 }
 
-cudaError_t launch_sm90(const AttentionBackward& p, void* scratch, cudaStream_t stream) {
+cudaError_t launch_sm90(const AttentionBackward& p, bool adds, void* scratch, cudaStream_t stream) {
   const AttentionShape& s = p.shape;
-  const sm90::Layout l = sm90::layout(p);
+  const sm90::Layout l = sm90::layout(p, adds);
   unsigned char* base = static_cast<unsigned char*>(scratch);
   const auto floats = [&](std::size_t offset) { return reinterpret_cast<float*>(base + offset); };
   sm90::Maps maps{};
@@ -215,7 +215,7 @@ cudaError_t launch_sm90(const AttentionBackward& p, void* scratch, cudaStream_t 
   if (e == cudaSuccess && want_dkv) e = sm90::start_dkv(p, maps, work, stream);
   if (e == cudaSuccess && (p.dq.data || p.dgain)) e = sm90::start_dq(p, maps, work, want_dkv, stream);
   const bool sums_are_all = l.bytes == l.sums && work.tail.queries == 0;  // and where the gradient is wanted
-  if (e == cudaSuccess && p.dgain && !sums_are_all) e = sm90::start_last(p, work, stream);
+  if (e == cudaSuccess && p.dgain && !sums_are_all) e = sm90::start_last(p, adds, work, stream);
   return e;
 }
 

@@ -315,7 +315,8 @@ cudaError_t start_dkv(const AttentionBackward& p, const Maps& maps, const Work& 
 // after_dkv: the kernel before is dK and dV's, and the two may overlap.
 cudaError_t start_dq(const AttentionBackward& p, const Maps& maps, const Work& work, bool after_dkv,
                      cudaStream_t stream);
-// The gain's gradient from the sums and the strips that start_dq leaves, and from the shares of a tail.
-cudaError_t start_last(const AttentionBackward& p, const Work& work, cudaStream_t stream);
+// The gain's gradient from the sums and the strips that start_dq leaves, and from the shares of a tail; adds: to what
+// it is.
+cudaError_t start_last(const AttentionBackward& p, bool adds, const Work& work, cudaStream_t stream);
 
 }  // namespace violin::kernels::cuda::sm90

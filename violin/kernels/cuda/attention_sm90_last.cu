@@ -9,6 +9,7 @@ constexpr int kThreads = 256;
 constexpr int kStripRows = 4;  // of a unit, for a block
 
 // The table's gradient: sums plus the strips of the blocks that started inside a unit, in the order of the blocks.
+template <bool kAdds>
 __device__ void add_strips(int block, float* dgain, const TableSums& sums, const float* strips,
                            const Schedule& schedule, int nq, int nk, int walked_tiles) {
   const int tile = block / (kTile / kStripRows) % walked_tiles;
@@ -49,19 +50,26 @@ __device__ void add_strips(int block, float* dgain, const TableSums& sums, const
       const int column = x % quads * 4;
       float* row = to + static_cast<std::int64_t>(x / quads) * nk + column;
       if (nk % 4 == 0) {
-        if (column < nk) *reinterpret_cast<float4*>(row) = sum[u];
+        if (column >= nk) return;
+        float4 result = sum[u];
+        if constexpr (kAdds) {
+          const float4 old = *reinterpret_cast<const float4*>(row);
+          result = make_float4(old.x + result.x, old.y + result.y, old.z + result.z, old.w + result.w);
+        }
+        *reinterpret_cast<float4*>(row) = result;
         return;
       }
       const float numbers[4] = {sum[u].x, sum[u].y, sum[u].z, sum[u].w};
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        if (column + e < nk) row[e] = numbers[e];
+        if (column + e < nk) row[e] = kAdds ? row[e] + numbers[e] : numbers[e];
       }
     });
   }
 }
 
 // A row of a tail, 32 keys to a block: each warp sums over every eighth image.
+template <bool kAdds>
 __device__ void add_shares(int block, const AttentionShape& s, const Tail& tail, float* dgain) {
   __shared__ float sums[kThreads / 32][32];
   const int key_blocks = static_cast<int>((s.keys + 31) / 32);
@@ -82,30 +90,33 @@ __device__ void add_shares(int block, const AttentionShape& s, const Tail& tail,
   if (warp > 0 || key >= s.keys) return;
 #pragma unroll
   for (int w = 1; w < kThreads / 32; ++w) sum += sums[w][threadIdx.x];
-  dgain[(slice * s.queries + s.queries - tail.queries + number) * s.keys + key] = sum;
+  float& to = dgain[(slice * s.queries + s.queries - tail.queries + number) * s.keys + key];
+  to = kAdds ? to + sum : sum;
 }
 
+template <bool kAdds>
 __global__ void __launch_bounds__(kThreads)
     last_kernel(const AttentionShape s, float* dgain, const TableSums sums, const float* strips,
                 const Schedule schedule, const Tail tail, int tail_blocks, int walked_tiles) {
   const int block = static_cast<int>(blockIdx.x);
   if (block < tail_blocks) {
-    add_shares(block, s, tail, dgain);
+    add_shares<kAdds>(block, s, tail, dgain);
   } else {
-    add_strips(block - tail_blocks, dgain, sums, strips, schedule, static_cast<int>(s.queries),
-               static_cast<int>(s.keys), walked_tiles);
+    add_strips<kAdds>(block - tail_blocks, dgain, sums, strips, schedule, static_cast<int>(s.queries),
+                      static_cast<int>(s.keys), walked_tiles);
   }
 }
 
 }  // namespace
 
-cudaError_t start_last(const AttentionBackward& p, const Work& work, cudaStream_t stream) {
+cudaError_t start_last(const AttentionBackward& p, bool adds, const Work& work, cudaStream_t stream) {
   const AttentionShape& s = p.shape;
   const std::int64_t slices = s.groups * s.heads;
   const std::int64_t walked_tiles = ceil_div(s.queries - work.tail.queries, kTile);
   const std::int64_t tail_blocks = slices * work.tail.queries * ceil_div(s.keys, 32);
   const std::int64_t blocks = tail_blocks + slices * walked_tiles * (kTile / kStripRows);
-  last_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(
+  const auto kernel = adds ? last_kernel<true> : last_kernel<false>;
+  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(
       s, static_cast<float*>(p.dgain), work.sums, work.strips, work.schedule, work.tail, static_cast<int>(tail_blocks),
       static_cast<int>(walked_tiles));
   return cudaGetLastError();

@@ -105,18 +105,18 @@ inline bool measures_delta(const AttentionBackward& p) {
   return p.gate.data != nullptr || p.shape.keys <= kFewKeys;
 }
 
-// The paths; sm80 is given D, or room for it.
+// The paths; sm80 is given D, or room for it; sm90 can add to the gain's gradient instead of writing it.
 cudaError_t launch_simt(const AttentionForward& p, cudaStream_t stream);
 cudaError_t launch_simt(const AttentionBackward& p, void* scratch, cudaStream_t stream);
 cudaError_t launch_sm80(const AttentionForward& p, void* scratch, cudaStream_t stream);
 cudaError_t launch_sm80(const AttentionBackward& p, float* delta, void* scratch, cudaStream_t stream);
 cudaError_t launch_sm90(const AttentionForward& p, void* scratch, cudaStream_t stream);
-cudaError_t launch_sm90(const AttentionBackward& p, void* scratch, cudaStream_t stream);
+cudaError_t launch_sm90(const AttentionBackward& p, bool adds, void* scratch, cudaStream_t stream);
 // Scratch; for sm80, beside D.
 std::size_t scratch_simt(const AttentionBackward& p);
 std::size_t scratch_sm80(const AttentionForward& p);
 std::size_t scratch_sm80(const AttentionBackward& p);
 std::size_t scratch_sm90(const AttentionForward& p);
-std::size_t scratch_sm90(const AttentionBackward& p);
+std::size_t scratch_sm90(const AttentionBackward& p, bool adds);
 
 }  // namespace violin::kernels::cuda
