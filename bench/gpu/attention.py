@@ -2,12 +2,12 @@
 
     python3 bench/gpu/attention.py [build/libviolin_ops.so] [--shapes abce] [--repeats 30] [--layout heads|packed|both]
                                    [--mask table|learned|both] [--peers cudnn,flash,flex,compiled,plain] [--no-error]
-                                   [--sweep] [--smoke] [--json FILE]
+                                   [--dtype bfloat16|float16|float32] [--sweep] [--smoke] [--json FILE]
 
-For each shape (B, h, N, d) in bfloat16: milliseconds forward and forward + backward (median, and the middle half of the
+For each shape (B, h, N, d), in bfloat16 by default: milliseconds forward and forward + backward (median, and the middle half of the
 runs), the largest memory that forward + backward takes beyond the inputs, and the error of the output and of the worst
-gradient against float64, relative in norm. cuDNN and FlashAttention-2 have no mask: their lines are what a mask costs
-nothing against. Two tables:
+gradient against float64, relative in norm. cuDNN and FlashAttention-2 (in float32 torch's memory-efficient attention, without
+TF32) have no mask: their lines are what a mask costs nothing against. Two tables:
 
 table    The mask is a float32 gain per head, with gradients for q, k, v and the gain. FlexAttention multiplies by a
          bfloat16 mask; it, the compiled and the plain formula give all gradients. "violin, mask packed" has its gain in
@@ -82,15 +82,16 @@ def without_mask(inputs):
 class Inputs:
     """q, k, v and the gradient of the output of one shape."""
 
-    def __init__(self, shape, layout, device):
+    def __init__(self, shape, layout, device, dtype):
         B, h, N, d = self.shape = shape
         torch.manual_seed(0)
-        views = torch.randn(B, N, 3, h, d, device=device).bfloat16().permute(2, 0, 3, 1, 4)
+        views = torch.randn(B, N, 3, h, d, device=device).to(dtype).permute(2, 0, 3, 1, 4)
         self.qkv = tuple(
             (t.detach() if layout == "packed" else t.detach().contiguous()).requires_grad_() for t in views
         )
-        self.dout = torch.randn(B, h, N, d, device=device).bfloat16()
+        self.dout = torch.randn(B, h, N, d, device=device).to(dtype)
         self.device = device
+        self.packs = device == "cuda" and dtype.itemsize == 2  # gains as records
 
 
 def flex(q, k, v, mask):
@@ -114,6 +115,9 @@ def unmasked(qkv, peers):
         return run
 
     yield Contender("violin, no mask", lambda: lambda: torch.ops.violin.attention(*qkv), qkv, masked=False)
+    if qkv[0].dtype == torch.float32:
+        yield Contender("memory-efficient, no mask", lambda: with_backend(SDPBackend.EFFICIENT_ATTENTION), qkv, masked=False)
+        return
     for name, label, backend in (("cudnn", "cuDNN, no mask", SDPBackend.CUDNN_ATTENTION),
                                  ("flash", "FlashAttention-2, no mask", SDPBackend.FLASH_ATTENTION)):
         if name in peers:
@@ -125,7 +129,7 @@ def with_table(inputs, gain, peers):
     ops, qkv = torch.ops.violin, inputs.qkv
     leaves = (*qkv, gain)
     yield Contender("violin", lambda: lambda: ops.attention(*qkv, gain), leaves)
-    if inputs.device == "cuda":
+    if inputs.packs:
         packed = ops._pack_gain(gain.detach(), qkv[0])
         handle = torch.zeros((), device="cuda").expand(gain.shape).requires_grad_()  # takes the gradient of a packed gain
         yield Contender("violin, mask packed", lambda: lambda: ops.attention(*qkv, packed, handle=handle), (*qkv, handle))
@@ -175,14 +179,14 @@ def with_parameters(inputs, mask, peers):
     leaves = (*qkv, mask.beta, mask.alpha)
 
     def packed():
-        gain, handle = ops._decay_gain(mask.ranks, F.logsigmoid(mask.beta), None, 0, None, mask.alpha, False, torch.bfloat16)
+        gain, handle = ops._decay_gain(mask.ranks, F.logsigmoid(mask.beta), None, 0, None, mask.alpha, False, qkv[0].dtype)
         return ops.attention(*qkv, gain, handle=handle)
 
     def table():
         gain = mask.alpha[:, None, None] * ops.decay_mask(mask.ranks, F.logsigmoid(mask.beta))
         return ops.attention(*qkv, gain)
 
-    if inputs.device == "cuda":
+    if inputs.packs:
         yield Contender("violin", lambda: packed, leaves)
     yield Contender("violin, mask as a table", lambda: table, leaves)
     yield from unmasked(qkv, peers)
@@ -215,7 +219,8 @@ def measure_table(inputs, args, peers):
     truths = {} if args.no_error else {True: reference(*inputs.qkv, gain, inputs.dout), False: without_mask(inputs)}
     rows = contest(with_table(inputs, gain, peers), inputs.dout, truths, args.repeats)
     compare(rows, ("violin", "violin, mask packed"),
-            ("cuDNN, no mask", "FlashAttention-2, no mask", "FlexAttention, bf16 mask", "formula, compiled", "formula, plain"))
+            ("cuDNN, no mask", "FlashAttention-2, no mask", "memory-efficient, no mask", "FlexAttention, bf16 mask",
+             "formula, compiled", "formula, plain"))
     memory = {row["what"]: row["memory"] for row in rows}
     if memory.get("violin") and memory.get("cuDNN, no mask"):
         tables = 2 * gain.numel() * gain.element_size()
@@ -231,7 +236,8 @@ def measure_learned(inputs, args, peers):
         truths = {True: (out, [*dqkv, *mask.gradients64(dgain)]), False: without_mask(inputs)}
     rows = contest(with_parameters(inputs, mask, peers), inputs.dout, truths, args.repeats)
     compare(rows, ("violin", "violin, mask as a table"),
-            ("cuDNN, no mask", "FlexAttention, mask in torch", "FlexAttention, compiled mask", "formula, compiled", "formula, plain"))
+            ("cuDNN, no mask", "memory-efficient, no mask", "FlexAttention, mask in torch", "FlexAttention, compiled mask",
+             "formula, compiled", "formula, plain"))
     return rows
 
 
@@ -258,6 +264,7 @@ def main():
     parser.add_argument("--layout", default="heads", choices=("heads", "packed", "both"),
                         help="q, k, v contiguous [B,h,N,d], or views of one projection [B,N,3,h,d] as models have them")
     parser.add_argument("--mask", default="both", choices=("table", "learned", "both"), help="which of the two tables")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--no-error", action="store_true")
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--smoke", action="store_true")
@@ -285,7 +292,7 @@ def main():
         B, h, N, d = shapes[name]
         title = f"{name} B={B} h={h} N={N} d={d}, {layout}, {'mask given' if kind == 'table' else 'mask made in every call'}"
         print(f"\n{title}\n  {'':34} {'ms forward':>22} {'forward+backward':>26} {'MiB':>8}   error out / gradients", flush=True)
-        rows = measures[kind](Inputs(shapes[name], layout, device), args, args.peers.split(","))
+        rows = measures[kind](Inputs(shapes[name], layout, device, getattr(torch, args.dtype)), args, args.peers.split(","))
         results += [{"shape": name, "layout": layout, "mask": kind, **row} for row in rows]
         torch._dynamo.reset()
         if device == "cuda":
