@@ -236,7 +236,6 @@ class Session {
     if (first_ && plan_.request.options.statistics == "data") note("measuring the statistics of the training images");
     prepared_ = train::prepare(plan_.request);
     train::Task& task = prepared_.task;
-    task.processes = launch_.world;
     if (plan_.search_lr) train::search_data(task, prepared_.dataset);  // throws where there are too few images
     ordered_json config = train::to_json(task);
     config["lr_search"] = plan_.search_lr;
@@ -421,7 +420,8 @@ void run_training(const CLI::App& verb, const std::string& command, const Traini
   const train::Launch launch = train::find_launch();
   std::unique_ptr<train::Processes> processes;
   try {
-    const TrainingPlan plan = plan_training(verb, command, arguments, default_recipe);
+    TrainingPlan plan = plan_training(verb, command, arguments, default_recipe);
+    plan.request.processes = launch.world;
     Session(plan, arguments, launch, processes).run();
   } catch (const Stopped&) {
     throw;

@@ -244,7 +244,7 @@ class Together : public ::testing::Test {
   }
   std::vector<std::string> new_run(const std::string& run, const std::string& epochs) const {
     return violin({"--data", file("data"), "--config", file("model.json"), "--out", file(run), "--epochs", epochs,
-                   "--batch-size", "8", "--lr", "2e-3"});
+                   "--batch-size", "8", "--lr", "2e-3", "--repeats", "1"});
   }
   // The process of that rank, a child of mpirun.
   pid_t process_of(pid_t mpirun, int rank) const {
@@ -385,6 +385,24 @@ TEST_F(Together, BrokenImagesBeforeAStopWithinAnEpochAreCounted) {
   const Finished resumed = mpirun(violin({"--resume", file("together")}));
   ASSERT_EQ(resumed.code, 0) << resumed.err;
   EXPECT_EQ(train::read_json_file(file("together") + "/result.json").at("skipped"), 10);
+}
+
+TEST_F(Together, RepeatedAugmentationIsThereAndSaidAndStays) {
+  const auto repeats = [&] {
+    return train::read_json_file(file("run/config.json")).at("options").at("repeats").get<int>();
+  };
+  const std::string words = "repeated augmentation";
+  std::vector<std::string> command = new_run("run", "1");
+  command.resize(command.size() - 2);  // without --repeats 1
+  const Finished two = mpirun(command);
+  ASSERT_EQ(two.code, 0) << two.err;
+  EXPECT_NE(two.err.find(words), std::string::npos) << two.err;
+  EXPECT_EQ(repeats(), 3);
+  command.push_back("--force");
+  const Finished one = mpirun(command, 1);
+  ASSERT_EQ(one.code, 0) << one.err;
+  EXPECT_EQ(one.err.find(words), std::string::npos) << one.err;
+  EXPECT_EQ(repeats(), 1);
 }
 
 TEST_F(Together, NumbersOfThreadsMayDifferAndAreThoseOfTheSameNumberOfProcesses) {

@@ -100,6 +100,29 @@ TEST(Task, StatisticsAreGivenMeasuredOrTheWeights) {
   }
 }
 
+TEST(Task, SeveralProcessesRepeatAugmentationAsDeitDoes) {
+  const TemporaryFolder folder;
+  write_images(folder.path() / "data", 4, 6);
+  train::Request request = tiny_request(folder.path() / "data");
+  const auto repeats = [&](std::int64_t processes) {
+    request.processes = processes;
+    const train::Prepared prepared = train::prepare(request);
+    const auto said = [](const std::string& note) { return note.find("repeated") != std::string::npos; };
+    EXPECT_EQ(std::ranges::any_of(prepared.task.notes, said),
+              request.options.repeats == 0 && prepared.task.options.repeats > 1);
+    return prepared.task.options.repeats;
+  };
+  EXPECT_EQ(repeats(1), 1);
+  EXPECT_EQ(repeats(2), 3);
+  request.options.repeats = 2;
+  EXPECT_EQ(repeats(1), 2);
+  EXPECT_EQ(repeats(2), 2);
+  train::Options plain;
+  train::apply_recipe("finetune", plain);
+  request.options.repeats = plain.repeats;
+  EXPECT_EQ(repeats(2), 1);
+}
+
 TEST(Task, ASizeIsMadeOfWholePatches) {
   const TemporaryFolder folder;
   write_images(folder.path() / "data", 4, 6);

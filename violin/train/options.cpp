@@ -32,7 +32,7 @@ constexpr const char* kFinetune = R"({"epochs": 50, "lr": 5e-4, "min_lr": 1e-6, 
 
 constexpr Recipe kRecipes[] = {
     {"deit", "from scratch, DeiT's recipe: AdamW, cosine, RandAugment, mixup, CutMix, erasing",
-     R"({"epochs": 300, "drop_path": 0.1})"},
+     R"({"epochs": 300, "drop_path": 0.1, "repeats": 0})"},
     {"finetune", "all weights, from trained ones: random resized crop and flip, layer-wise decay 0.65, 50 epochs",
      kFinetune},
     {"vtab", "as finetune, without augmentation and with a plain resize, batch 64: the paper's protocol",
@@ -244,7 +244,7 @@ void check(const Options& o) {
   require(o.cutmix >= 0, "cutmix", o.cutmix, "0 or more");
   require(o.smoothing >= 0 && o.smoothing < 1, "smoothing", o.smoothing, "from 0 up to, but not, 1");
   require(o.colour_jitter >= 0 && o.colour_jitter <= 100, "colour_jitter", o.colour_jitter, "from 0 to 100");
-  within("repeats", o.repeats, 1, 64);
+  within("repeats", o.repeats, 0, 64);
   if (o.statistics != "auto" && o.statistics != "data") {
     try {
       data::parse_statistics(o.statistics);

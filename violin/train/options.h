@@ -116,7 +116,9 @@ void visit_options(O& o, Visitor&& visitor) {
   visitor("cutmix", o.cutmix, g, "Alpha of CutMix; 0: none");
   visitor("mix_probability", o.mix_probability, g, "Share of batches that are mixed");
   visitor("smoothing", o.smoothing, g, "Label smoothing");
-  visitor("repeats", o.repeats, g, "Repeated augmentation: visits of an image per epoch");
+  visitor("repeats", o.repeats, g,
+          "Repeated augmentation: visits of an image per epoch; 0: 3 where several processes train together, as DeiT, "
+          "or else 1");
   visitor("statistics", o.statistics, g,
           "auto (the weights', or CIFAR's up to 32 pixels), data (measured), imagenet, inception, cifar10, cifar100, "
           "or m,m,m:d,d,d");

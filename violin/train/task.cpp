@@ -15,6 +15,7 @@ namespace {
 
 using nlohmann::json;
 
+constexpr std::int64_t kDeitRepeats = 3;
 constexpr std::int64_t kImagesMeasured = 10000;  // more tell no more
 
 data::EvalOptions fresh_preprocessing(const nn::ModelConfig& model, data::Layout layout) {
@@ -168,10 +169,16 @@ Prepared prepare(const Request& request) {
   task.weights = request.weights;
   task.branch = request.branch;
   task.options = request.options;
+  task.processes = request.processes;
+  if (task.options.repeats == 0) task.options.repeats = request.processes > 1 ? kDeitRepeats : 1;
   prepared.dataset = open_data(request.data, request.options);
   const data::Dataset& dataset = prepared.dataset;
   task.classes = dataset.classes;
   task.notes = dataset.notes;
+  if (request.options.repeats == 0 && task.options.repeats > 1)
+    task.notes.push_back(
+        "repeated augmentation, as DeiT has it with several processes: an epoch meets a third of the " +
+        std::string("images three times each; --repeats 1 for all of them once, as one process does"));
   const auto classes = static_cast<std::int64_t>(dataset.classes.size());
   if (classes < 2) throw Error("'" + request.data.string() + "' has one class; a classifier needs at least two");
   check_readable(dataset.train, "train");

@@ -26,6 +26,7 @@ struct Request {
   // What becomes of a mask that the model has: nothing, or a fresh one.
   std::function<std::optional<nn::MaskConfig>(const nn::MaskConfig& own)> change_mask;
   bool unplug = false;  // train without a mask whatever the model has
+  std::int64_t processes = 1;
   Options options;
 };
 
