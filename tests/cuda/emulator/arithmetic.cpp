@@ -103,8 +103,9 @@ T high_product(T a, T b) {
 }
 template <class T>
 auto wide_product(T a, T b) {
-  using Wide = std::conditional_t<std::is_signed_v<T>, S64, U64>;
-  return static_cast<Wide>(a) * static_cast<Wide>(b);
+  using Signed = std::conditional_t<sizeof(T) == 2, S32, S64>;
+  using Wide = std::conditional_t<std::is_signed_v<T>, Signed, std::make_unsigned_t<Signed>>;
+  return static_cast<Wide>(static_cast<Wide>(a) * static_cast<Wide>(b));
 }
 // A number wins over what is none.
 template <class T>
@@ -475,7 +476,7 @@ Run operation(const Statement& s) {
       if (name == "mul" && s.has("lo")) return binary<T, wrapped_mul<T>>;
       if (name == "mul" && s.has("hi")) return binary<T, high_product<T>>;
       if (name == "mad" && s.has("lo")) return ternary<T, multiply_add<T>>;
-      if constexpr (sizeof(T) == 4) {
+      if constexpr (sizeof(T) < 8) {
         if (name == "mul" && s.has("wide")) return binary<T, wide_product<T>>;
       }
       if (name == "rem") return binary<T, remainder_of<T>>;

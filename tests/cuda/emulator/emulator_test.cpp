@@ -129,6 +129,17 @@ TEST(Emulator, KnowsItsThreads) {
   EXPECT_EQ(r.out[15], 0xdeadbeef);
 }
 
+TEST(Emulator, WideProductsHaveTwiceTheBits) {
+  const Result r = run_body(
+      "mov.u32 %r1, 65535; cvt.u16.u32 %h1, %r1; mul.wide.u16 %r2, %h1, 65535; st.global.u32 [%out], %r2;\n"
+      "mul.wide.s16 %r3, %h1, 3; st.global.u32 [%out+4], %r3; mul.wide.u32 %x1, -1, -1; st.global.u64 [%out+8], %x1;");
+  ASSERT_EQ(r.error, "");
+  EXPECT_EQ(r.out[0], 65535u * 65535u);
+  EXPECT_EQ(r.out[1], static_cast<std::uint32_t>(-3));
+  EXPECT_EQ(r.out[2], 1u);
+  EXPECT_EQ(r.out[3], 0xfffffffeu);
+}
+
 TEST(Emulator, CallsFunctions) {
   const Result r = run_body(
       "{ .param .b32 param0; .param .b32 result0; mov.u32 %r1, 20; st.param.b32 [param0], %r1;\n"
