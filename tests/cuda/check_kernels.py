@@ -391,30 +391,35 @@ def check_scratch(kernels):
 
 
 def check_pieces(kernels):
-    """Images that come in pieces because scratch has no room for all at once: their gradients have the same bits, those of the
-    tables are within rounding."""
+    """Images that come in pieces because scratch has no room for all at once: their gradients are the same but for the order of
+    keys, and so are those of the tables but for the order of images."""
     failures = 0
     # Sums in place and padded, a tail, tables for groups of images; a last piece with fewer images. More on a real device.
-    cases = [(5, 1, 64, 128, 1, "g", torch.bfloat16, 90), (4, 1, 129, 70, 1, "g", torch.float16, 90),
-             (6, 1, 70, 70, 2, "g", torch.bfloat16, 90), (90, 1, 64, 17, 1, "gs", torch.bfloat16, 80),
-             (90, 1, 40, 10, 2, "g", torch.float16, 80), (37, 2, 20, 9, 1, "gb", torch.float32, 80),
-             (40, 1, 20, 9, 2, "gbs", torch.float64, 80)]
+    cases = [(9, 1, 64, 128, 1, "g", torch.bfloat16, 90), (40, 1, 129, 17, 1, "g", torch.float16, 90),
+             (80, 1, 70, 17, 2, "g", torch.bfloat16, 90), (90, 1, 64, 17, 1, "gs", torch.bfloat16, 80),
+             (90, 1, 40, 10, 2, "g", torch.float16, 80), (90, 2, 20, 9, 1, "gb", torch.float32, 80),
+             (90, 1, 20, 9, 2, "gbs", torch.float64, 80)]
     if not kernels.emulated:
-        cases += [(4096, 6, 196, 196, 1, "g", torch.bfloat16, 90), (2050, 6, 257, 257, 2, "g", torch.bfloat16, 90),
-                  (256, 6, 1025, 1025, 1, "g", torch.bfloat16, 90), (3000, 3, 257, 257, 1, "gs", torch.bfloat16, 80)]
+        cases += [(16384, 6, 65, 65, 1, "g", torch.bfloat16, 90), (8202, 6, 193, 193, 2, "g", torch.bfloat16, 90),
+                  (512, 6, 1025, 1025, 1, "g", torch.bfloat16, 90), (30000, 6, 130, 130, 1, "gs", torch.bfloat16, 80)]
     for B, h, nq, nk, G, names, dtype, path in cases:
         inputs, tables, dout = make((B, h, nq, nk, 64, G, names, "tokens"), dtype, 5, kernels.device)
         out, lse = kernels.forward(*inputs, *tables, path=path)
-        whole, room = 1 << 40, 0 if B > 1000 or nq > 1000 else 1
-        all_at_once = kernels.backward(*inputs, out, lse, dout, *tables, path=path, room=whole)
-        most = kernels.scratch
+        gain = tables[0]
+        all_at_once = kernels.backward(*inputs, out, lse, dout, *tables, path=path, room=1 << 40)
+        most, room = kernels.scratch, 0
+        if B < 512:  # as much as less than half of the images take
+            part = (x[: B // G // 3 * G] for x in (*inputs, out, lse, dout))
+            kernels.backward(*part, *tables, path=path, room=1 << 40)
+            room = kernels.scratch + 4 * 3 * gain.numel() * (2 if dtype == torch.float64 else 1) + 768
         pieces = kernels.backward(*inputs, out, lse, dout, *tables, path=path, room=room)
         again = kernels.backward(*inputs, out, lse, dout, *tables, path=path, room=room)
-        wrong = ["scratch"] if kernels.scratch >= most else []
+        wrong = [] if kernels.scratch < most else [f"scratch {kernels.scratch} of {most}"]
         for name, x, y, z in zip(NAMES[2:], pieces, all_at_once, again):
             if x is None:
                 continue
-            if not (torch.equal(x, z) and (error(x, y.double()) < 2e-6 if name in NAMES[5:] else torch.equal(x, y))):
+            allowed = 2e-6 if name in NAMES[5:] else 3e-4 if dtype in (torch.bfloat16, torch.float16) and path == 90 else 0
+            if not (torch.equal(x, z) and error(x, y.double()) <= allowed):
                 wrong.append(f"{name} {error(x, y.double()):.1e}")
         if wrong:
             failures += 1

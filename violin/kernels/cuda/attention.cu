@@ -146,25 +146,23 @@ std::size_t default_room(const AttentionBackward& p) {
 }
 
 // What grows with the number of images is 4 to 12 bytes for each query and what a tail's shares take, a twelfth of the
-// images themselves at most: where it is too much the pieces are so large that cutting costs no time. Where halves free
-// next to nothing the rest is what any number of images takes.
+// images themselves at most: where it is too much the pieces are so large that cutting costs no time. Where no pieces
+// fit, what any number of images takes is most of it, and they are cut only if that halves it.
 Pieces pieces_of(const AttentionBackward& p, Path path, std::size_t room) {
   const AttentionShape& s = p.shape;
   const bool sm90 = on_sm90(p, path);
-  Pieces best{sm90, s.batch, scratch_of_piece(p, sm90, false)};
+  const Pieces whole{sm90, s.batch, scratch_of_piece(p, sm90, false)};
   if (room == 0) room = default_room(p);
   const std::int64_t rounds = s.batch / s.groups;
-  std::size_t before = SIZE_MAX;
+  Pieces best = whole;
   for (std::int64_t n = 2; best.scratch > room && n < 2 * rounds; n *= 2) {
     const std::int64_t images = ceil_div(rounds, n) * s.groups;
     const std::int64_t last = s.batch % images;
     std::size_t scratch = scratch_of_piece(piece_of(p, 0, images), sm90, true);
     if (last > 0) scratch = std::max(scratch, scratch_of_piece(piece_of(p, 0, last), sm90, true));
     if (scratch < best.scratch) best = {sm90, images, scratch};
-    if (scratch + room / 16 > before) break;
-    before = scratch;
   }
-  return best;
+  return best.scratch <= room || best.scratch < whole.scratch / 2 ? best : whole;
 }
 
 }  // namespace

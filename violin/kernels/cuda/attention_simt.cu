@@ -1,130 +1,80 @@
-// Attention in float32 and float64 on the ordinary arithmetic units: the exact path, and the reference of the fast
-// ones.
+// Attention in float32 and float64 on the ordinary arithmetic units: the exact path.
 //
-// A block of 16 x 16 threads works on square tiles of 16 M x 16 M logits; a thread owns the M x M of them at rows ty +
-// 16 a and columns tx + 16 c, so that a product step reads 2 M numbers from shared memory for M^2 multiply-adds. Rows
-// of a tile in shared memory are d + 1 numbers apart, which keeps the 16 columns of a step in different banks. The
-// backward pass is three kernels, each owning what it sums: dK and dV per key tile, dQ per query tile, the tables'
-// gradients per (query, key) tile with a loop over the images. Nothing is summed with atomics.
+// The backward pass is three kernels, each owning what it sums: dK and dV per key tile, dQ per query tile, the tables'
+// gradients per (query, key) tile with a loop over the images. Nothing is summed with atomics. Tiles of the other side
+// are on their way by asynchronous copies while something else is computed: V during the logits, K during the output.
 //
 // Before them, one kernel writes down what they need to know of each query: the log-sum-exp that the forward pass
 // saved, and D = rowsum(dO o O). A large log-sum-exp resolves weights to |LSE| roundings only, and where a row has one
 // weight D is off by more than dP - D itself: tiles of queries with large ones, or with few keys, pass over the keys
 // once more and measure the softmax and D from the very products that the gradients are made of.
-#include "violin/kernels/cuda/common.cuh"
+#include <algorithm>
+#include <type_traits>
+
+#include "violin/kernels/cuda/attention_simt_tiles.cuh"
 
 namespace violin::kernels::cuda {
+namespace simt {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kMaxDimSteps = 8;    // d <= 128 in columns of 16
 constexpr int kImagesPerSum = 16;  // float32 sums over many images lose bits; sums of sums of 16 do not
 
-template <class T>
-__device__ __forceinline__ T infinity() {
-  return static_cast<T>(INFINITY);
-}
+// How a call is cut: heads of up to kWidth numbers, tiles of 16 M rows of what a block owns by 16 N of the other side.
+template <class T, int kWidth_, int M_, int N_>
+struct Cut {
+  using Number = T;
+  static constexpr int kWidth = kWidth_;
+  static constexpr int M = M_;
+  static constexpr int N = N_;
+  static constexpr int kRows = kDown * M;
+  static constexpr int kColumns = kAcross * N;
+  static constexpr int kBlocks =
+      sizeof(T) == 4 && kWidth <= 64 ? 2 : 1;  // on a processor, one beside the other's waits
+};
 
-template <class T>
-__device__ __forceinline__ T sum_of_16(T x) {
-  for (int s = 8; s > 0; s /= 2) x += __shfl_xor_sync(0xffffffffu, x, s);
-  return x;
-}
-
-// Rows [first, first + kTile) of a head into shared memory; rows past the end become 0.
-template <class T, int kTile>
-__device__ void load_rows(T* to, const T* from, std::int64_t stride, int first, int rows, int d) {
-  for (int x = threadIdx.x; x < kTile * d; x += kThreads) {
-    const int r = x / d;
-    const int c = x % d;
-    to[r * (d + 1) + c] = first + r < rows ? from[(first + r) * stride + c] : T(0);
-  }
-}
-
-// out[a][c] = sum_k rows[ty + 16 a][k] * columns[tx + 16 c][k]
-template <class T, int M>
-__device__ __forceinline__ void product(T (&out)[M][M], const T* rows, const T* columns, int d) {
-  const int tx = threadIdx.x % 16;
-  const int ty = threadIdx.x / 16;
-  for (int a = 0; a < M; ++a)
-    for (int c = 0; c < M; ++c) out[a][c] = 0;
-  for (int k = 0; k < d; ++k) {
-    T x[M], y[M];
-#pragma unroll
-    for (int a = 0; a < M; ++a) x[a] = rows[(ty + 16 * a) * (d + 1) + k];
-#pragma unroll
-    for (int c = 0; c < M; ++c) y[c] = columns[(tx + 16 * c) * (d + 1) + k];
-#pragma unroll
-    for (int a = 0; a < M; ++a)
-#pragma unroll
-      for (int c = 0; c < M; ++c) out[a][c] += x[a] * y[c];
-  }
-}
-
-// sum[a][s] += sum_j weights[ty + 16 a][j] * rows[j][tx + 16 s], where the tile is summed by itself first: long sums of
-// float32 lose fewer bits so.
-template <class T, int M>
-__device__ __forceinline__ void accumulate(T (&sum)[M][kMaxDimSteps], const T* weights, const T* rows, int d) {
-  constexpr int kTile = 16 * M;
-  const int tx = threadIdx.x % 16;
-  const int ty = threadIdx.x / 16;
-  T part[M][kMaxDimSteps] = {};
-  for (int j = 0; j < kTile; ++j) {
-    T x[M];
-#pragma unroll
-    for (int a = 0; a < M; ++a) x[a] = weights[(ty + 16 * a) * (kTile + 1) + j];
-#pragma unroll
-    for (int s = 0; s < kMaxDimSteps; ++s) {
-      const int c = tx + 16 * s;
-      if (c < d) {
-        const T y = rows[j * (d + 1) + c];
-#pragma unroll
-        for (int a = 0; a < M; ++a) part[a][s] += x[a] * y;
-      }
-    }
-  }
-#pragma unroll
-  for (int a = 0; a < M; ++a)
-#pragma unroll
-    for (int s = 0; s < kMaxDimSteps; ++s) sum[a][s] += part[a][s];
-}
-
-template <class T, int M>
-__device__ __forceinline__ void store(const T (&sum)[M][kMaxDimSteps], T* to, std::int64_t stride, int first, int rows,
-                                      int d, T factor) {
-  const int tx = threadIdx.x % 16;
-  const int ty = threadIdx.x / 16;
-#pragma unroll
-  for (int a = 0; a < M; ++a)
-#pragma unroll
-    for (int s = 0; s < kMaxDimSteps; ++s) {
-      const int r = first + ty + 16 * a;
-      const int c = tx + 16 * s;
-      if (r < rows && c < d) to[r * stride + c] = sum[a][s] * factor;
-    }
-}
-
-// What a block works on: a tile of queries, or of keys, of one image and head; and the thread's place in it.
+// What a block works on: a tile of queries, or of keys, of one image and head.
 struct Place {
   int d, nq, nk;
   int first;  // row of the tile
   std::int64_t b, h;
-  int tx, ty;
 };
 
-template <int kTile>
-__device__ __forceinline__ Place place(const AttentionShape& s, std::int64_t rows) {
-  const int tiles = (static_cast<int>(rows) + kTile - 1) / kTile;
+__device__ __forceinline__ Place place(const AttentionShape& s, std::int64_t rows, int tile) {
+  const int tiles = (static_cast<int>(rows) + tile - 1) / tile;
   const std::int64_t image = blockIdx.x / tiles;
-  return {static_cast<int>(s.dim),
-          static_cast<int>(s.queries),
-          static_cast<int>(s.keys),
-          static_cast<int>(blockIdx.x % tiles) * kTile,
-          image / s.heads,
-          image % s.heads,
-          static_cast<int>(threadIdx.x % 16),
-          static_cast<int>(threadIdx.x / 16)};
+  return {static_cast<int>(s.dim),  static_cast<int>(s.queries),
+          static_cast<int>(s.keys), static_cast<int>(blockIdx.x % tiles) * tile,
+          image / s.heads,          image % s.heads};
 }
+
+// What the backward kernels know of each query: weights are exp(logit - shift) * factor, and D. [B,h,Nq] each.
+template <class T>
+struct Statistics {
+  T* shift;
+  T* factor;
+  T* delta;
+};
+// The same of one query.
+template <class T>
+struct OfQuery {
+  T shift, factor, delta;
+};
+// Of a tile of queries in shared memory, where they take no registers while products run.
+template <class T, int kCount>
+struct TileStatistics {
+  static constexpr int kNumbers = 3 * kCount;
+  T* data;
+
+  __device__ __forceinline__ void fetch(const Statistics<T>& of, std::int64_t first, int i0, int nq) const {
+    const int x = static_cast<int>(threadIdx.x);
+    if (x >= kCount) return;
+    const bool exists = i0 + x < nq;
+    data[x] = exists ? of.shift[first + i0 + x] : T(0);
+    data[kCount + x] = exists ? of.factor[first + i0 + x] : T(0);
+    data[2 * kCount + x] = exists ? of.delta[first + i0 + x] : T(0);
+  }
+  __device__ __forceinline__ OfQuery<T> at(int x) const { return {data[x], data[kCount + x], data[2 * kCount + x]}; }
+};
 
 // What one element of the logits contributes to the gradients.
 template <class T>
@@ -133,14 +83,6 @@ struct Element {
   T dlogit;    // dZ
   T dproduct;  // dZ o gain; times scale it is dA
   T dgate;
-};
-
-// What the backward kernels know of each query: weights are exp(logit - shift) * factor, and D. [B,h,Nq] each.
-template <class T>
-struct Statistics {
-  T* shift;
-  T* factor;
-  T* delta;
 };
 
 template <class T>
@@ -161,178 +103,253 @@ struct Tables {
         gate_row(p.gate.row),
         scale(static_cast<T>(p.scale)) {}
 
-  __device__ T gain_at(int i, int j) const { return gain ? gain[i * gain_row + j] : T(1); }
-  __device__ T open_at(int i, int j) const { return gate ? gate[i * gate_row + j] : T(1); }
-  __device__ T logit(T product, T gain, int i, int j) const {
+  __device__ __forceinline__ T gain_at(int i, int j) const { return gain ? gain[i * gain_row + j] : T(1); }
+  __device__ __forceinline__ T open_at(int i, int j) const { return gate ? gate[i * gate_row + j] : T(1); }
+  __device__ __forceinline__ T logit(T product, T gain, int i, int j) const {
     const T z = product * scale * gain;
     return bias ? z + bias[i * bias_row + j] : z;
   }
 
-  // product: (Q K^T)[i,j]; dot: (dO V^T)[i,j]; row: of the statistics
-  __device__ Element<T> element(T product, T dot, int i, int j, const Statistics<T>& of, std::int64_t row) const {
-    const T m = gain_at(i, j);
-    const T weight = exp(logit(product, m, i, j) - of.shift[row]) * of.factor[row];
+  // product: (Q K^T)[i,j]; dot: (dO V^T)[i,j]; m: the gain there
+  __device__ __forceinline__ Element<T> element(T product, T dot, T m, int i, int j, const OfQuery<T>& of) const {
+    const T weight = exp(logit(product, m, i, j) - of.shift) * of.factor;
     const T open = open_at(i, j);
-    const T dlogit = weight * (dot * open - of.delta[row]);
+    const T dlogit = weight * (dot * open - of.delta);
     return {weight * open, dlogit, dlogit * m, weight * dot};
   }
 };
 
-template <class T, int M>
-__global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant__ AttentionForward p) {
-  constexpr int kTile = 16 * M;
-  extern __shared__ __align__(16) unsigned char shared[];
-  const auto [d, nq, nk, i0, b, h, tx, ty] = place<kTile>(p.shape, p.shape.queries);
-  T* q = reinterpret_cast<T*>(shared);
-  T* k = q + kTile * (d + 1);
-  T* v = k + kTile * (d + 1);
-  T* weights = v + kTile * (d + 1);
-  const Tables<T> tables(p, b % p.shape.groups, h);
-
-  T sum[M][kMaxDimSteps] = {};
-  T maximum[M], total[M];
-  for (int a = 0; a < M; ++a) {
-    maximum[a] = -infinity<T>();
-    total[a] = 0;
-  }
-  load_rows<T, kTile>(q, head_of<T>(p.q, b, h), p.q.token, i0, nq, d);
-  for (int j0 = 0; j0 < nk; j0 += kTile) {
-    __syncthreads();
-    load_rows<T, kTile>(k, head_of<T>(p.k, b, h), p.k.token, j0, nk, d);
-    load_rows<T, kTile>(v, head_of<T>(p.v, b, h), p.v.token, j0, nk, d);
-    __syncthreads();
-    T z[M][M];
-    product<T, M>(z, q, k, d);
+// A thread's gains of a tile, on their way while products run. `turned`: rows of the tile are keys, columns queries.
+template <bool kTurned, int M, int N, class T>
+__device__ __forceinline__ void fetch_gains(T (&gains)[M][N], const Tables<T>& tables, int row0, int column0, int rows,
+                                            int columns, Thread t) {
+  if (tables.gain == nullptr) {
 #pragma unroll
-    for (int a = 0; a < M; ++a) {
-      const int i = i0 + ty + 16 * a;
-      T top = maximum[a];
+    for (int a = 0; a < M; ++a)
 #pragma unroll
-      for (int c = 0; c < M; ++c) {
-        const int j = j0 + tx + 16 * c;
-        z[a][c] = i < nq && j < nk ? tables.logit(z[a][c], tables.gain_at(i, j), i, j) : -infinity<T>();
-        top = max(top, z[a][c]);
-      }
-      for (int s = 8; s > 0; s /= 2) top = max(top, __shfl_xor_sync(0xffffffffu, top, s));
-      const T shift = top == -infinity<T>() ? T(0) : top;
-      const T decay = exp(maximum[a] - shift);
-      maximum[a] = top;
-      total[a] *= decay;
-#pragma unroll
-      for (int s = 0; s < kMaxDimSteps; ++s) sum[a][s] *= decay;
-#pragma unroll
-      for (int c = 0; c < M; ++c) {
-        const int j = j0 + tx + 16 * c;
-        T weight = exp(z[a][c] - shift);
-        total[a] += weight;
-        if (i < nq && j < nk) weight *= tables.open_at(i, j);
-        weights[(ty + 16 * a) * (kTile + 1) + tx + 16 * c] = weight;
-      }
-    }
-    __syncthreads();
-    accumulate<T, M>(sum, weights, v, d);
+      for (int c = 0; c < N; ++c) gains[a][c] = 1;
+    return;
   }
 #pragma unroll
   for (int a = 0; a < M; ++a) {
-    const T t = sum_of_16(total[a]);
-    const T inverse = t == 0 ? T(0) : T(1) / t;  // and not a number where t is none
+    const int r = here(min(row0 + t.ty + kDown * a, rows - 1));
 #pragma unroll
-    for (int s = 0; s < kMaxDimSteps; ++s) sum[a][s] *= inverse;
-    const int i = i0 + ty + 16 * a;
-    if (tx == 0 && i < nq) {
-      static_cast<T*>(p.lse)[(b * p.shape.heads + h) * nq + i] = t == 0 ? -infinity<T>() : maximum[a] + log(t);
+    for (int c = 0; c < N; ++c) {
+      const int x = min(column0 + t.tx + kAcross * c, columns - 1);
+      gains[a][c] = kTurned ? tables.gain[x * tables.gain_row + r] : tables.gain[r * tables.gain_row + x];
     }
   }
-  store<T, M>(sum, head_of<T>(p.out, b, h), p.out.token, i0, nq, d, T(1));
 }
 
-template <class T, int M>
-__global__ void __launch_bounds__(kThreads)
-    statistics_kernel(const __grid_constant__ AttentionBackward p, Statistics<T> to) {
-  constexpr int kTile = 16 * M;
-  constexpr T kLargeLse = 16;  // beyond it the saved log-sum-exp is too coarse
-  extern __shared__ __align__(16) unsigned char shared[];
-  const auto [d, nq, nk, i0, b, h, tx, ty] = place<kTile>(p.shape, p.shape.queries);
-  T* q = reinterpret_cast<T*>(shared);
-  T* g_out = q + kTile * (d + 1);
-  T* k = g_out + kTile * (d + 1);
-  T* v = k + kTile * (d + 1);
-  const Tables<T> tables(p, b % p.shape.groups, h);
-  const std::int64_t first = (b * p.shape.heads + h) * nq;
-  const T* lse = static_cast<const T*>(p.lse) + first;
+// Calls act with how many sixteens of rows (or columns) a tile has: all M of them, or one where no more than 16 rows
+// are left, as a class token leaves them.
+template <int M, class Act>
+__device__ __forceinline__ void narrowed(int left, Act&& act) {
+  if constexpr (M > 1) {
+    if (left <= kDown) {
+      act(std::integral_constant<int, 1>{});
+      return;
+    }
+  }
+  act(std::integral_constant<int, M>{});
+}
+static_assert(kDown == kAcross);
 
-  bool measures = nk <= kTile;  // which is cheap then
+// All copies of the block have landed, and what its threads wrote or still read is done with.
+__device__ __forceinline__ void settle() {
+  wait<0>();
+  __syncthreads();
+}
+
+template <class C>
+constexpr int forward_numbers() {
+  return (C::kRows + 2 * C::kColumns) * C::kWidth + C::kRows * C::kColumns;
+}
+template <class C>
+__global__ void __launch_bounds__(kThreads, C::kBlocks) forward_kernel(const __grid_constant__ AttentionForward p) {
+  using T = typename C::Number;
+  constexpr int kWidth = C::kWidth;
+  extern __shared__ __align__(kTileAlignment) unsigned char shared[];
+  const Place at = place(p.shape, p.shape.queries, C::kRows);
+  const int d = at.d, nq = at.nq, nk = at.nk, i0 = at.first;
+  const std::int64_t b = at.b, h = at.h;
+  const Thread t = this_thread();
+  T* const q = reinterpret_cast<T*>(shared);
+  T* const k = q + C::kRows * kWidth;
+  T* const v = k + C::kColumns * kWidth;
+  T* const weights = v + C::kColumns * kWidth;
+  const T* const keys = head_of<T>(p.k, b, h);
+  const T* const values = head_of<T>(p.v, b, h);
+  const Tables<T> tables(p, b % p.shape.groups, h);
+
+  narrowed<C::M>(nq - i0, [&](auto m) {
+    constexpr int M = decltype(m)::value;
+    T sum[M][Columns<kWidth>::kCount] = {};
+    T maximum[M], total[M];
+#pragma unroll
+    for (int a = 0; a < M; ++a) {
+      maximum[a] = -infinity<T>();
+      total[a] = 0;
+    }
+    fetch<kDown * M, kWidth>(q, head_of<T>(p.q, b, h), p.q.token, i0, nq, d);
+    if (nk > 0) fetch<C::kColumns, kWidth>(k, keys, p.k.token, 0, nk, d);
+    commit();
+    settle();
+    for (int j0 = 0; j0 < nk; j0 += C::kColumns) {
+      narrowed<C::N>(nk - j0, [&](auto n) {
+        constexpr int N = decltype(n)::value;
+        fetch<kAcross * N, kWidth>(v, values, p.v.token, j0, nk, d);
+        commit();
+        T gains[M][N], z[M][N];
+        fetch_gains<false>(gains, tables, i0, j0, nq, nk, t);
+        product<kWidth>(z, q, k, t);
+#pragma unroll
+        for (int a = 0; a < M; ++a) {
+          const int i = here(i0 + t.ty + kDown * a);
+          T top = maximum[a];
+#pragma unroll
+          for (int c = 0; c < N; ++c) {
+            const int j = j0 + t.tx + kAcross * c;
+            z[a][c] = i < nq && j < nk ? tables.logit(z[a][c], gains[a][c], i, j) : -infinity<T>();
+            top = max(top, z[a][c]);
+          }
+          top = max_across(top);
+          const T shift = top == -infinity<T>() ? T(0) : top;
+          const T decay = exp(maximum[a] - shift);
+          maximum[a] = top;
+          total[a] *= decay;
+#pragma unroll
+          for (int s = 0; s < Columns<kWidth>::kCount; ++s) sum[a][s] *= decay;
+#pragma unroll
+          for (int c = 0; c < N; ++c) {
+            const int j = j0 + t.tx + kAcross * c;
+            z[a][c] = exp(z[a][c] - shift);
+            total[a] += z[a][c];
+            if (tables.gate && i < nq && j < nk) z[a][c] *= tables.open_at(i, j);
+          }
+        }
+        put(weights, z, t);
+        settle();
+        if (j0 + C::kColumns < nk) fetch<C::kColumns, kWidth>(k, keys, p.k.token, j0 + C::kColumns, nk, d);
+        commit();
+        accumulate<kWidth, kAcross * N>(sum, weights, v, t);
+        settle();
+      });
+    }
+#pragma unroll
+    for (int a = 0; a < M; ++a) {
+      const T whole = sum_across(total[a]);
+      const T inverse = whole == 0 ? T(0) : T(1) / whole;  // and not a number where it is none
+#pragma unroll
+      for (int s = 0; s < Columns<kWidth>::kCount; ++s) sum[a][s] *= inverse;
+      const int i = i0 + t.ty + kDown * a;
+      if (t.tx == 0 && i < nq) {
+        static_cast<T*>(p.lse)[(b * p.shape.heads + h) * nq + i] =
+            whole == 0 ? -infinity<T>() : maximum[a] + log(whole);
+      }
+    }
+    store<kWidth>(sum, head_of<T>(p.out, b, h), p.out.token, i0, nq, d, T(1), t);
+  });
+}
+
+template <class C>
+constexpr int statistics_numbers() {
+  return 2 * (C::kRows + C::kColumns) * C::kWidth;
+}
+template <class C>
+__global__ void __launch_bounds__(kThreads, C::kBlocks)
+    statistics_kernel(const __grid_constant__ AttentionBackward p, Statistics<typename C::Number> to) {
+  using T = typename C::Number;
+  constexpr int M = C::M, N = C::N, kWidth = C::kWidth;
+  constexpr T kLargeLse = 16;  // beyond it the saved log-sum-exp is too coarse
+  extern __shared__ __align__(kTileAlignment) unsigned char shared[];
+  const auto [d, nq, nk, i0, b, h] = place(p.shape, p.shape.queries, C::kRows);
+  const Thread t = this_thread();
+  const std::int64_t first = (b * p.shape.heads + h) * nq;
+  const T* const lse = static_cast<const T*>(p.lse) + first;
+  const T* const dout = head_of<T>(p.dout, b, h);
+
+  bool measures = nk <= C::kColumns;  // which is cheap then
 #pragma unroll
   for (int a = 0; a < M; ++a) {
-    const int i = i0 + ty + 16 * a;
+    const int i = i0 + t.ty + kDown * a;
     if (i < nq && abs(lse[i]) > kLargeLse && lse[i] != -infinity<T>()) measures = true;
   }
   T shift[M], factor[M], delta[M];
-  load_rows<T, kTile>(g_out, head_of<T>(p.dout, b, h), p.dout.token, i0, nq, d);
   if (__syncthreads_or(measures)) {
+    T* const q = reinterpret_cast<T*>(shared);
+    T* const g_out = q + C::kRows * kWidth;
+    T* const k = g_out + C::kRows * kWidth;
+    T* const v = k + C::kColumns * kWidth;
+    const Tables<T> tables(p, b % p.shape.groups, h);
     T total[M];
+#pragma unroll
     for (int a = 0; a < M; ++a) {
       shift[a] = -infinity<T>();
       total[a] = delta[a] = 0;
     }
-    load_rows<T, kTile>(q, head_of<T>(p.q, b, h), p.q.token, i0, nq, d);
-    for (int j0 = 0; j0 < nk; j0 += kTile) {
+    fetch<C::kRows, kWidth>(q, head_of<T>(p.q, b, h), p.q.token, i0, nq, d);
+    fetch<C::kRows, kWidth>(g_out, dout, p.dout.token, i0, nq, d);
+    for (int j0 = 0; j0 < nk; j0 += C::kColumns) {
       __syncthreads();
-      load_rows<T, kTile>(k, head_of<T>(p.k, b, h), p.k.token, j0, nk, d);
-      load_rows<T, kTile>(v, head_of<T>(p.v, b, h), p.v.token, j0, nk, d);
-      __syncthreads();
-      T z[M][M], dot_ij[M][M];
-      product<T, M>(z, q, k, d);
-      product<T, M>(dot_ij, g_out, v, d);
+      fetch<C::kColumns, kWidth>(k, head_of<T>(p.k, b, h), p.k.token, j0, nk, d);
+      fetch<C::kColumns, kWidth>(v, head_of<T>(p.v, b, h), p.v.token, j0, nk, d);
+      commit();
+      settle();
+      T z[M][N], dot[M][N];
+      product<kWidth>(z, q, k, t);
+      product<kWidth>(dot, g_out, v, t);
 #pragma unroll
       for (int a = 0; a < M; ++a) {
-        const int i = i0 + ty + 16 * a;
+        const int i = here(i0 + t.ty + kDown * a);
         T top = shift[a];
 #pragma unroll
-        for (int c = 0; c < M; ++c) {
-          const int j = j0 + tx + 16 * c;
+        for (int c = 0; c < N; ++c) {
+          const int j = j0 + t.tx + kAcross * c;
           const bool exists = i < nq && j < nk;
           z[a][c] = exists ? tables.logit(z[a][c], tables.gain_at(i, j), i, j) : -infinity<T>();
-          dot_ij[a][c] *= exists ? tables.open_at(i, j) : T(0);
+          dot[a][c] *= exists ? tables.open_at(i, j) : T(0);
           top = max(top, z[a][c]);
         }
-        for (int s = 8; s > 0; s /= 2) top = max(top, __shfl_xor_sync(0xffffffffu, top, s));
+        top = max_across(top);
         const T finite = top == -infinity<T>() ? T(0) : top;
         const T decay = exp(shift[a] - finite);
         shift[a] = top;
         total[a] *= decay;
         delta[a] *= decay;
 #pragma unroll
-        for (int c = 0; c < M; ++c) {
+        for (int c = 0; c < N; ++c) {
           const T weight = exp(z[a][c] - finite);
           total[a] += weight;
-          delta[a] += weight * dot_ij[a][c];
+          delta[a] += weight * dot[a][c];
         }
       }
     }
+    wait<0>();
 #pragma unroll
     for (int a = 0; a < M; ++a) {
-      const T t = sum_of_16(total[a]);
-      factor[a] = t == 0 ? T(0) : T(1) / t;
-      delta[a] = sum_of_16(delta[a]) * factor[a];
+      const T whole = sum_across(total[a]);
+      factor[a] = whole == 0 ? T(0) : T(1) / whole;
+      delta[a] = sum_across(delta[a]) * factor[a];
     }
   } else {
-    load_rows<T, kTile>(q, head_of<T>(p.out, b, h), p.out.token, i0, nq, d);
-    __syncthreads();
+    const T* const out = head_of<T>(p.out, b, h);
 #pragma unroll
     for (int a = 0; a < M; ++a) {
-      const int r = ty + 16 * a;
+      const int i = i0 + t.ty + kDown * a;
       T dot = 0;
-      for (int c = tx; c < d; c += 16) dot += q[r * (d + 1) + c] * g_out[r * (d + 1) + c];
-      delta[a] = sum_of_16(dot);
-      shift[a] = i0 + r < nq ? lse[i0 + r] : T(0);
+      if (i < nq) {
+        for (int c = t.tx; c < d; c += kAcross) dot += out[i * p.out.token + c] * dout[i * p.dout.token + c];
+      }
+      delta[a] = sum_across(dot);
+      shift[a] = i < nq ? lse[i] : T(0);
       factor[a] = 1;
     }
   }
 #pragma unroll
   for (int a = 0; a < M; ++a) {
-    const int i = i0 + ty + 16 * a;
-    if (tx != 0 || i >= nq) continue;
+    const int i = i0 + t.ty + kDown * a;
+    if (t.tx != 0 || i >= nq) continue;
     to.shift[first + i] = shift[a] == -infinity<T>() ? infinity<T>() : shift[a];  // no key: every weight is 0
     to.factor[first + i] = factor[a];
     to.delta[first + i] = delta[a];
@@ -340,169 +357,244 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // dK and dV of a key tile: rows of the tile are keys, columns queries.
-template <class T, int M>
-__global__ void __launch_bounds__(kThreads) dkv_kernel(const __grid_constant__ AttentionBackward p, Statistics<T> of) {
-  constexpr int kTile = 16 * M;
-  extern __shared__ __align__(16) unsigned char shared[];
-  const auto [d, nq, nk, j0, b, h, tx, ty] = place<kTile>(p.shape, p.shape.keys);
-  T* k = reinterpret_cast<T*>(shared);
-  T* v = k + kTile * (d + 1);
-  T* q = v + kTile * (d + 1);
-  T* g_out = q + kTile * (d + 1);
-  T* weights = g_out + kTile * (d + 1);
-  T* dproducts = weights + kTile * (kTile + 1);
+template <class C>
+constexpr int dkv_numbers() {
+  return 2 * (C::kRows + C::kColumns) * C::kWidth + 2 * C::kRows * C::kColumns +
+         TileStatistics<typename C::Number, C::kColumns>::kNumbers;
+}
+template <class C>
+__global__ void __launch_bounds__(kThreads, C::kBlocks)
+    dkv_kernel(const __grid_constant__ AttentionBackward p, Statistics<typename C::Number> of) {
+  using T = typename C::Number;
+  constexpr int kWidth = C::kWidth;
+  extern __shared__ __align__(kTileAlignment) unsigned char shared[];
+  const Place at = place(p.shape, p.shape.keys, C::kRows);
+  const int d = at.d, nq = at.nq, nk = at.nk, j0 = at.first;
+  const std::int64_t b = at.b, h = at.h;
+  const Thread t = this_thread();
+  T* const k = reinterpret_cast<T*>(shared);
+  T* const v = k + C::kRows * kWidth;
+  T* const q = v + C::kRows * kWidth;
+  T* const g_out = q + C::kColumns * kWidth;
+  T* const weights = g_out + C::kColumns * kWidth;
+  T* const dproducts = weights + C::kRows * C::kColumns;
+  const TileStatistics<T, C::kColumns> queries{dproducts + C::kRows * C::kColumns};
   const Tables<T> tables(p, b % p.shape.groups, h);
-  const std::int64_t row = (b * p.shape.heads + h) * nq;
+  const auto fetch_queries = [&](int i0) {
+    queries.fetch(of, (b * p.shape.heads + h) * nq, i0, nq);
+    fetch<C::kColumns, kWidth>(g_out, head_of<T>(p.dout, b, h), p.dout.token, i0, nq, d);
+    fetch<C::kColumns, kWidth>(q, head_of<T>(p.q, b, h), p.q.token, i0, nq, d);
+    commit();
+  };
 
-  T dk[M][kMaxDimSteps] = {};
-  T dv[M][kMaxDimSteps] = {};
-  load_rows<T, kTile>(k, head_of<T>(p.k, b, h), p.k.token, j0, nk, d);
-  load_rows<T, kTile>(v, head_of<T>(p.v, b, h), p.v.token, j0, nk, d);
-  for (int i0 = 0; i0 < nq; i0 += kTile) {
-    __syncthreads();
-    load_rows<T, kTile>(q, head_of<T>(p.q, b, h), p.q.token, i0, nq, d);
-    load_rows<T, kTile>(g_out, head_of<T>(p.dout, b, h), p.dout.token, i0, nq, d);
-    __syncthreads();
-    T product_ji[M][M], dot_ji[M][M];
-    product<T, M>(product_ji, k, q, d);
-    product<T, M>(dot_ji, v, g_out, d);
+  narrowed<C::M>(nk - j0, [&](auto m) {
+    constexpr int M = decltype(m)::value;
+    T dk[M][Columns<kWidth>::kCount] = {};
+    T dv[M][Columns<kWidth>::kCount] = {};
+    fetch<kDown * M, kWidth>(k, head_of<T>(p.k, b, h), p.k.token, j0, nk, d);
+    fetch<kDown * M, kWidth>(v, head_of<T>(p.v, b, h), p.v.token, j0, nk, d);
+    fetch_queries(0);
+    for (int i0 = 0; i0 < nq; i0 += C::kColumns) {
+      narrowed<C::N>(nq - i0, [&](auto n) {
+        constexpr int N = decltype(n)::value;
+        T gains[M][N];
+        fetch_gains<true>(gains, tables, j0, i0, nk, nq, t);
+        settle();
+        T x[M][N], dot[M][N];
+        product<kWidth>(x, k, q, t);
+        product<kWidth>(dot, v, g_out, t);
 #pragma unroll
-    for (int a = 0; a < M; ++a)
+        for (int a = 0; a < M; ++a) {
+          const int j = here(j0 + t.ty + kDown * a);
 #pragma unroll
-      for (int c = 0; c < M; ++c) {
-        const int i = i0 + tx + 16 * c;
-        const int j = j0 + ty + 16 * a;
-        Element<T> e{};
-        if (i < nq && j < nk) e = tables.element(product_ji[a][c], dot_ji[a][c], i, j, of, row + i);
-        weights[(ty + 16 * a) * (kTile + 1) + tx + 16 * c] = e.weight;
-        dproducts[(ty + 16 * a) * (kTile + 1) + tx + 16 * c] = e.dproduct;
-      }
-    __syncthreads();
-    accumulate<T, M>(dv, weights, g_out, d);
-    accumulate<T, M>(dk, dproducts, q, d);
-  }
-  if (p.dk.data) store<T, M>(dk, head_of<T>(p.dk, b, h), p.dk.token, j0, nk, d, static_cast<T>(p.scale));
-  if (p.dv.data) store<T, M>(dv, head_of<T>(p.dv, b, h), p.dv.token, j0, nk, d, T(1));
+          for (int c = 0; c < N; ++c) {
+            const int i = i0 + t.tx + kAcross * c;
+            Element<T> e{};
+            if (i < nq && j < nk)
+              e = tables.element(x[a][c], dot[a][c], gains[a][c], i, j, queries.at(t.tx + kAcross * c));
+            x[a][c] = e.weight;
+            dot[a][c] = e.dproduct;
+          }
+        }
+        put(weights, x, t);
+        put(dproducts, dot, t);
+        __syncthreads();
+        accumulate<kWidth, kAcross * N>(dv, weights, g_out, t);
+        accumulate<kWidth, kAcross * N>(dk, dproducts, q, t);
+        __syncthreads();
+      });
+      if (i0 + C::kColumns < nq) fetch_queries(i0 + C::kColumns);
+    }
+    if (p.dk.data) store<kWidth>(dk, head_of<T>(p.dk, b, h), p.dk.token, j0, nk, d, static_cast<T>(p.scale), t);
+    if (p.dv.data) store<kWidth>(dv, head_of<T>(p.dv, b, h), p.dv.token, j0, nk, d, T(1), t);
+  });
 }
 
-template <class T, int M>
-__global__ void __launch_bounds__(kThreads) dq_kernel(const __grid_constant__ AttentionBackward p, Statistics<T> of) {
-  constexpr int kTile = 16 * M;
-  extern __shared__ __align__(16) unsigned char shared[];
-  const auto [d, nq, nk, i0, b, h, tx, ty] = place<kTile>(p.shape, p.shape.queries);
-  T* q = reinterpret_cast<T*>(shared);
-  T* g_out = q + kTile * (d + 1);
-  T* k = g_out + kTile * (d + 1);
-  T* v = k + kTile * (d + 1);
-  T* dproducts = v + kTile * (d + 1);
+template <class C>
+constexpr int dq_numbers() {
+  return (2 * C::kRows + 3 * C::kColumns) * C::kWidth + C::kRows * C::kColumns +
+         TileStatistics<typename C::Number, C::kRows>::kNumbers;
+}
+template <class C>
+__global__ void __launch_bounds__(kThreads, C::kBlocks)
+    dq_kernel(const __grid_constant__ AttentionBackward p, Statistics<typename C::Number> of) {
+  using T = typename C::Number;
+  constexpr int kWidth = C::kWidth;
+  extern __shared__ __align__(kTileAlignment) unsigned char shared[];
+  const Place at = place(p.shape, p.shape.queries, C::kRows);
+  const int d = at.d, nq = at.nq, nk = at.nk, i0 = at.first;
+  const std::int64_t b = at.b, h = at.h;
+  const Thread t = this_thread();
+  T* const q = reinterpret_cast<T*>(shared);
+  T* const g_out = q + C::kRows * kWidth;
+  T* const v = g_out + C::kRows * kWidth;
+  T* const two_k = v + C::kColumns * kWidth;  // in turns
+  T* const dproducts = two_k + 2 * C::kColumns * kWidth;
+  const T* const keys = head_of<T>(p.k, b, h);
   const Tables<T> tables(p, b % p.shape.groups, h);
-  const std::int64_t row = (b * p.shape.heads + h) * nq;
+  const TileStatistics<T, C::kRows> queries{dproducts + C::kRows * C::kColumns};
 
-  T dq[M][kMaxDimSteps] = {};
-  load_rows<T, kTile>(q, head_of<T>(p.q, b, h), p.q.token, i0, nq, d);
-  load_rows<T, kTile>(g_out, head_of<T>(p.dout, b, h), p.dout.token, i0, nq, d);
-  for (int j0 = 0; j0 < nk; j0 += kTile) {
-    __syncthreads();
-    load_rows<T, kTile>(k, head_of<T>(p.k, b, h), p.k.token, j0, nk, d);
-    load_rows<T, kTile>(v, head_of<T>(p.v, b, h), p.v.token, j0, nk, d);
-    __syncthreads();
-    T product_ij[M][M], dot_ij[M][M];
-    product<T, M>(product_ij, q, k, d);
-    product<T, M>(dot_ij, g_out, v, d);
+  narrowed<C::M>(nq - i0, [&](auto m) {
+    constexpr int M = decltype(m)::value;
+    T dq[M][Columns<kWidth>::kCount] = {};
+    fetch<kDown * M, kWidth>(q, head_of<T>(p.q, b, h), p.q.token, i0, nq, d);
+    fetch<kDown * M, kWidth>(g_out, head_of<T>(p.dout, b, h), p.dout.token, i0, nq, d);
+    if (nk > 0) fetch<C::kColumns, kWidth>(two_k, keys, p.k.token, 0, nk, d);
+    queries.fetch(of, (b * p.shape.heads + h) * nq, i0, nq);
+    commit();
+    settle();
+    T* k = two_k;
+    T* next_k = two_k + C::kColumns * kWidth;
+    for (int j0 = 0; j0 < nk; j0 += C::kColumns) {
+      narrowed<C::N>(nk - j0, [&](auto n) {
+        constexpr int N = decltype(n)::value;
+        fetch<kAcross * N, kWidth>(v, head_of<T>(p.v, b, h), p.v.token, j0, nk, d);
+        commit();
+        T gains[M][N], x[M][N], dot[M][N];
+        fetch_gains<false>(gains, tables, i0, j0, nq, nk, t);
+        product<kWidth>(x, q, k, t);
+        settle();
+        if (j0 + C::kColumns < nk) fetch<C::kColumns, kWidth>(next_k, keys, p.k.token, j0 + C::kColumns, nk, d);
+        commit();
+        product<kWidth>(dot, g_out, v, t);
 #pragma unroll
-    for (int a = 0; a < M; ++a)
+        for (int a = 0; a < M; ++a) {
+          const int i = here(i0 + t.ty + kDown * a);
 #pragma unroll
-      for (int c = 0; c < M; ++c) {
-        const int i = i0 + ty + 16 * a;
-        const int j = j0 + tx + 16 * c;
-        T value = 0;
-        if (i < nq && j < nk) {
-          value = tables.element(product_ij[a][c], dot_ij[a][c], i, j, of, row + i).dproduct;
+          for (int c = 0; c < N; ++c) {
+            const int j = j0 + t.tx + kAcross * c;
+            x[a][c] = i < nq && j < nk
+                          ? tables.element(x[a][c], dot[a][c], gains[a][c], i, j, queries.at(t.ty + kDown * a)).dproduct
+                          : T(0);
+          }
         }
-        dproducts[(ty + 16 * a) * (kTile + 1) + tx + 16 * c] = value;
-      }
-    __syncthreads();
-    accumulate<T, M>(dq, dproducts, k, d);
-  }
-  store<T, M>(dq, head_of<T>(p.dq, b, h), p.dq.token, i0, nq, d, static_cast<T>(p.scale));
+        put(dproducts, x, t);
+        settle();
+        accumulate<kWidth, kAcross * N>(dq, dproducts, k, t);
+      });
+      T* const last = k;
+      k = next_k;
+      next_k = last;
+    }
+    store<kWidth>(dq, head_of<T>(p.dq, b, h), p.dq.token, i0, nq, d, static_cast<T>(p.scale), t);
+  });
 }
 
 // Gradients of the tables in one (query, key) tile of one group and head: a sum over the images of the group, in order.
-template <class T, int M>
-__global__ void __launch_bounds__(kThreads)
-    tables_kernel(const __grid_constant__ AttentionBackward p, Statistics<T> of) {
-  constexpr int kTile = 16 * M;
-  extern __shared__ __align__(16) unsigned char shared[];
+// kAll: not only of the gain.
+template <class C>
+constexpr int tables_numbers() {
+  return 2 * (C::kRows + C::kColumns) * C::kWidth + TileStatistics<typename C::Number, C::kRows>::kNumbers;
+}
+template <class C, bool kAll>
+__global__ void __launch_bounds__(kThreads, C::kBlocks)
+    tables_kernel(const __grid_constant__ AttentionBackward p, Statistics<typename C::Number> of) {
+  using T = typename C::Number;
+  constexpr int kWidth = C::kWidth;
+  extern __shared__ __align__(kTileAlignment) unsigned char shared[];
+  const Thread t = this_thread();
   const int d = static_cast<int>(p.shape.dim);
   const int nq = static_cast<int>(p.shape.queries);
   const int nk = static_cast<int>(p.shape.keys);
-  T* q = reinterpret_cast<T*>(shared);
-  T* g_out = q + kTile * (d + 1);
-  T* k = g_out + kTile * (d + 1);
-  T* v = k + kTile * (d + 1);
-  const int key_tiles = (nk + kTile - 1) / kTile;
-  const int query_tiles = (nq + kTile - 1) / kTile;
-  const int j0 = static_cast<int>(blockIdx.x % key_tiles) * kTile;
-  const int i0 = static_cast<int>(blockIdx.x / key_tiles % query_tiles) * kTile;
+  T* const q = reinterpret_cast<T*>(shared);
+  T* const k = q + C::kRows * kWidth;
+  T* const g_out = k + C::kColumns * kWidth;
+  T* const v = g_out + C::kRows * kWidth;
+  const TileStatistics<T, C::kRows> queries{v + C::kColumns * kWidth};
+  const int key_tiles = (nk + C::kColumns - 1) / C::kColumns;
+  const int query_tiles = (nq + C::kRows - 1) / C::kRows;
+  const int j0 = static_cast<int>(blockIdx.x % key_tiles) * C::kColumns;
+  const int i0 = static_cast<int>(blockIdx.x / key_tiles % query_tiles) * C::kRows;
   const std::int64_t gh = blockIdx.x / key_tiles / query_tiles;
   const std::int64_t h = gh % p.shape.heads;
   const std::int64_t g = gh / p.shape.heads;
   const Tables<T> tables(p, g, h);
-  const int tx = threadIdx.x % 16;
-  const int ty = threadIdx.x / 16;
+  narrowed<C::M>(nq - i0, [&](auto m) {
+    narrowed<C::N>(nk - j0, [&](auto n) {
+      constexpr int M = decltype(m)::value, N = decltype(n)::value;
+      const auto fetch_products = [&](std::int64_t b) {
+        fetch<kDown * M, kWidth>(q, head_of<T>(p.q, b, h), p.q.token, i0, nq, d);
+        fetch<kAcross * N, kWidth>(k, head_of<T>(p.k, b, h), p.k.token, j0, nk, d);
+      };
 
-  T dgain[M][M] = {}, dbias[M][M] = {}, dgate[M][M] = {};
-  T part_gain[M][M] = {}, part_bias[M][M] = {}, part_gate[M][M] = {};
-  int images = 0;
-  for (std::int64_t b = g; b < p.shape.batch; b += p.shape.groups) {
-    const std::int64_t row = (b * p.shape.heads + h) * nq;
-    __syncthreads();
-    load_rows<T, kTile>(q, head_of<T>(p.q, b, h), p.q.token, i0, nq, d);
-    load_rows<T, kTile>(g_out, head_of<T>(p.dout, b, h), p.dout.token, i0, nq, d);
-    load_rows<T, kTile>(k, head_of<T>(p.k, b, h), p.k.token, j0, nk, d);
-    load_rows<T, kTile>(v, head_of<T>(p.v, b, h), p.v.token, j0, nk, d);
-    __syncthreads();
-    T product_ij[M][M], dot_ij[M][M];
-    product<T, M>(product_ij, q, k, d);
-    product<T, M>(dot_ij, g_out, v, d);
-    const bool fold = ++images % kImagesPerSum == 0;
+      T dgain[M][N] = {}, dbias[M][N] = {}, dgate[M][N] = {};
+      T part_gain[M][N] = {}, part_bias[M][N] = {}, part_gate[M][N] = {};
+      int images = 0;
+      T gains[M][N];  // the same for all images
+      fetch_gains<false>(gains, tables, i0, j0, nq, nk, t);
+      fetch_products(g);
+      commit();
+      settle();
+      for (std::int64_t b = g; b < p.shape.batch; b += p.shape.groups) {
+        fetch<kDown * M, kWidth>(g_out, head_of<T>(p.dout, b, h), p.dout.token, i0, nq, d);
+        fetch<kAcross * N, kWidth>(v, head_of<T>(p.v, b, h), p.v.token, j0, nk, d);
+        queries.fetch(of, (b * p.shape.heads + h) * nq, i0, nq);
+        commit();
+        T x[M][N], dot[M][N];
+        product<kWidth>(x, q, k, t);
+        settle();
+        if (b + p.shape.groups < p.shape.batch) fetch_products(b + p.shape.groups);
+        commit();
+        product<kWidth>(dot, g_out, v, t);
+        const bool fold = ++images % kImagesPerSum == 0;
 #pragma unroll
-    for (int a = 0; a < M; ++a)
+        for (int a = 0; a < M; ++a) {
+          const int i = here(i0 + t.ty + kDown * a);
 #pragma unroll
-      for (int c = 0; c < M; ++c) {
-        const int i = i0 + ty + 16 * a;
-        const int j = j0 + tx + 16 * c;
-        if (i < nq && j < nk) {
-          const Element<T> e = tables.element(product_ij[a][c], dot_ij[a][c], i, j, of, row + i);
-          part_gain[a][c] += e.dlogit * product_ij[a][c];
-          part_bias[a][c] += e.dlogit;
-          part_gate[a][c] += e.dgate;
+          for (int c = 0; c < N; ++c) {
+            const int j = j0 + t.tx + kAcross * c;
+            if (i < nq && j < nk) {
+              const Element<T> e = tables.element(x[a][c], dot[a][c], gains[a][c], i, j, queries.at(t.ty + kDown * a));
+              part_gain[a][c] += e.dlogit * x[a][c];
+              if constexpr (kAll) {
+                part_bias[a][c] += e.dlogit;
+                part_gate[a][c] += e.dgate;
+              }
+            }
+            if (fold) {
+              dgain[a][c] += part_gain[a][c];
+              dbias[a][c] += part_bias[a][c];
+              dgate[a][c] += part_gate[a][c];
+              part_gain[a][c] = part_bias[a][c] = part_gate[a][c] = 0;
+            }
+          }
         }
-        if (fold) {
-          dgain[a][c] += part_gain[a][c];
-          dbias[a][c] += part_bias[a][c];
-          dgate[a][c] += part_gate[a][c];
-          part_gain[a][c] = part_bias[a][c] = part_gate[a][c] = 0;
-        }
+        settle();
       }
-  }
 #pragma unroll
-  for (int a = 0; a < M; ++a)
+      for (int a = 0; a < M; ++a)
 #pragma unroll
-    for (int c = 0; c < M; ++c) {
-      const int i = i0 + ty + 16 * a;
-      const int j = j0 + tx + 16 * c;
-      if (i >= nq || j >= nk) continue;
-      const std::int64_t at = (gh * nq + i) * nk + j;
-      if (p.dgain) static_cast<T*>(p.dgain)[at] = (dgain[a][c] + part_gain[a][c]) * static_cast<T>(p.scale);
-      if (p.dbias) static_cast<T*>(p.dbias)[at] = dbias[a][c] + part_bias[a][c];
-      if (p.dgate) static_cast<T*>(p.dgate)[at] = dgate[a][c] + part_gate[a][c];
-    }
-}
-
-template <class T, int M>
-std::size_t shared_bytes(std::int64_t d, int tiles, int squares) {
-  return (tiles * 16 * M * (d + 1) + squares * 16 * M * (16 * M + 1)) * sizeof(T);
+        for (int c = 0; c < N; ++c) {
+          const int i = i0 + t.ty + kDown * a;
+          const int j = j0 + t.tx + kAcross * c;
+          if (i >= nq || j >= nk) continue;
+          const std::int64_t at = (gh * nq + i) * nk + j;
+          if (p.dgain) static_cast<T*>(p.dgain)[at] = (dgain[a][c] + part_gain[a][c]) * static_cast<T>(p.scale);
+          if (p.dbias) static_cast<T*>(p.dbias)[at] = dbias[a][c] + part_bias[a][c];
+          if (p.dgate) static_cast<T*>(p.dgate)[at] = dgate[a][c] + part_gate[a][c];
+        }
+    });
+  });
 }
 
 template <class P, class... Args>
@@ -514,50 +606,79 @@ cudaError_t start(void (*kernel)(P, Args...), std::int64_t blocks, std::size_t s
   return cudaGetLastError();
 }
 
-template <class T, int M>
+template <class C>
 cudaError_t forward(const AttentionForward& p, cudaStream_t stream) {
   const AttentionShape& s = p.shape;
-  return start(forward_kernel<T, M>, ceil_div(s.queries, 16 * M) * s.batch * s.heads, shared_bytes<T, M>(s.dim, 3, 1),
-               stream, p);
+  return start(forward_kernel<C>, ceil_div(s.queries, C::kRows) * s.batch * s.heads,
+               forward_numbers<C>() * sizeof(typename C::Number), stream, p);
 }
 
-template <class T, int M>
+// Half of a cut each way: where three tables' sums would take too many registers, and where tiles are fewer than what
+// the device works on at a time.
+template <class C>
+using Halves = Cut<typename C::Number, C::kWidth, (C::M + 1) / 2, (C::N + 1) / 2>;
+template <class C>
+std::int64_t table_tiles(const AttentionShape& s) {
+  return ceil_div(s.queries, C::kRows) * ceil_div(s.keys, C::kColumns) * s.groups * s.heads;
+}
+template <class C, bool kAll>
+cudaError_t tables(const AttentionBackward& p, const Statistics<typename C::Number>& of, cudaStream_t stream) {
+  return start(tables_kernel<C, kAll>, table_tiles<C>(p.shape), tables_numbers<C>() * sizeof(typename C::Number),
+               stream, p, of);
+}
+
+template <class C>
 cudaError_t backward(const AttentionBackward& p, void* scratch, cudaStream_t stream) {
+  using T = typename C::Number;
   const AttentionShape& s = p.shape;
-  const std::int64_t query_tiles = ceil_div(s.queries, 16 * M);
-  const std::int64_t key_tiles = ceil_div(s.keys, 16 * M);
+  const std::int64_t query_tiles = ceil_div(s.queries, C::kRows);
+  const std::int64_t key_tiles = ceil_div(s.keys, C::kRows);
   const std::int64_t rows = s.batch * s.heads * s.queries;
   T* const first = static_cast<T*>(scratch);
   const Statistics<T> of{first, first + rows, first + 2 * rows};
   cudaError_t e =
-      start(statistics_kernel<T, M>, query_tiles * s.batch * s.heads, shared_bytes<T, M>(s.dim, 4, 0), stream, p, of);
+      start(statistics_kernel<C>, query_tiles * s.batch * s.heads, statistics_numbers<C>() * sizeof(T), stream, p, of);
   if (e == cudaSuccess && (p.dk.data || p.dv.data)) {
-    e = start(dkv_kernel<T, M>, key_tiles * s.batch * s.heads, shared_bytes<T, M>(s.dim, 4, 2), stream, p, of);
+    e = start(dkv_kernel<C>, key_tiles * s.batch * s.heads, dkv_numbers<C>() * sizeof(T), stream, p, of);
   }
   if (e == cudaSuccess && p.dq.data) {
-    e = start(dq_kernel<T, M>, query_tiles * s.batch * s.heads, shared_bytes<T, M>(s.dim, 4, 1), stream, p, of);
+    e = start(dq_kernel<C>, query_tiles * s.batch * s.heads, dq_numbers<C>() * sizeof(T), stream, p, of);
   }
   if (e == cudaSuccess && (p.dgain || p.dbias || p.dgate)) {
-    e = start(tables_kernel<T, M>, query_tiles * key_tiles * s.groups * s.heads, shared_bytes<T, M>(s.dim, 4, 0),
-              stream, p, of);
+    if (p.dbias || p.dgate) {
+      e = tables<Halves<C>, true>(p, of, stream);
+    } else if (table_tiles<C>(s) < 2 * processors()) {
+      e = tables<Halves<C>, false>(p, of, stream);
+    } else {
+      e = tables<C, false>(p, of, stream);
+    }
   }
   return e;
 }
 
-// Devices differ in shared memory per block (sm_86: 99 KiB, sm_80: 163, sm_90: 227); large tiles where they fit.
-template <class T, int M>
-bool fits(std::int64_t d) {
-  return shared_bytes<T, M>(d, 4, 2) <= most_shared();
+// Calls act with the cut for a head. Devices differ in shared memory per block (sm_86: 99 KiB, sm_80: 163, sm_90: 227);
+// large tiles where they fit.
+template <class C>
+bool fits(C) {
+  return std::max({forward_numbers<C>(), dkv_numbers<C>(), dq_numbers<C>()}) * sizeof(typename C::Number) <=
+         most_shared();
+}
+template <class Act>
+cudaError_t with_cut(DType dtype, std::int64_t d, Act&& act) {
+  const auto first_that_fits = [&](auto large, auto small) { return fits(large) ? act(large) : act(small); };
+  if (dtype == DType::kFloat64) {
+    return d <= 64 ? first_that_fits(Cut<double, 64, 4, 4>{}, Cut<double, 64, 2, 2>{})
+                   : first_that_fits(Cut<double, 128, 2, 2>{}, Cut<double, 128, 1, 1>{});
+  }
+  if (d <= 32) return act(Cut<float, 32, 4, 4>{});
+  return d <= 64 ? act(Cut<float, 64, 4, 4>{}) : first_that_fits(Cut<float, 128, 4, 4>{}, Cut<float, 128, 2, 2>{});
 }
 
 }  // namespace
+}  // namespace simt
 
 cudaError_t launch_simt(const AttentionForward& p, cudaStream_t stream) {
-  const std::int64_t d = p.shape.dim;
-  if (p.dtype == DType::kFloat64) {
-    return fits<double, 2>(d) ? forward<double, 2>(p, stream) : forward<double, 1>(p, stream);
-  }
-  return fits<float, 4>(d) ? forward<float, 4>(p, stream) : forward<float, 2>(p, stream);
+  return simt::with_cut(p.dtype, p.shape.dim, [&](auto cut) { return simt::forward<decltype(cut)>(p, stream); });
 }
 
 std::size_t scratch_simt(const AttentionBackward& p) {
@@ -566,11 +687,8 @@ std::size_t scratch_simt(const AttentionBackward& p) {
 }
 
 cudaError_t launch_simt(const AttentionBackward& p, void* scratch, cudaStream_t stream) {
-  const std::int64_t d = p.shape.dim;
-  if (p.dtype == DType::kFloat64) {
-    return fits<double, 2>(d) ? backward<double, 2>(p, scratch, stream) : backward<double, 1>(p, scratch, stream);
-  }
-  return fits<float, 4>(d) ? backward<float, 4>(p, scratch, stream) : backward<float, 2>(p, scratch, stream);
+  return simt::with_cut(p.dtype, p.shape.dim,
+                        [&](auto cut) { return simt::backward<decltype(cut)>(p, scratch, stream); });
 }
 
 }  // namespace violin::kernels::cuda

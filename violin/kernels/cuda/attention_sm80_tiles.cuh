@@ -27,17 +27,6 @@ __device__ __forceinline__ void mma(float* c, const std::uint32_t (&a)[4], std::
   }
 }
 
-__device__ __forceinline__ void copy_async(std::uint32_t to, const void* from, bool valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
-}
-__device__ __forceinline__ void commit() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int kLeft>
-__device__ __forceinline__ void wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
-}
-
 // Rows of kDim numbers in shared memory. Their 16-byte pieces are swapped within groups, so that ldmatrix finds the
 // eight rows of an 8 x 8 matrix in different banks: groups of eight by exclusive or with row % 8 where a row is a
 // multiple of 128 bytes, else groups of four by row / 2 % 4.

@@ -53,6 +53,19 @@ __device__ __forceinline__ void load_matrices(std::uint32_t (&to)[4], std::uint3
   }
 }
 
+// 16 bytes into shared memory while the thread goes on; zeros where they are not valid. Copies up to a commit() are a
+// group; wait<n>() waits until at most n of the thread's groups are on their way.
+__device__ __forceinline__ void copy_async(std::uint32_t to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int kLeft>
+__device__ __forceinline__ void wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}
+
 // Two numbers as T in one register, x in its lower half.
 template <class T>
 __device__ __forceinline__ std::uint32_t pack(float x, float y) {
