@@ -21,7 +21,9 @@ void add_compute_options(CLI::App& verb, ComputeOptions& options, Draws draws) {
   verb.add_option("--workers", options.workers, "Threads that decode images (default: one per core, at most 8)")
       ->type_name("N")
       ->group("Computation");
-  verb.add_option("--precision", options.precision, "fp32 (default) or bf16")->type_name("P")->group("Computation");
+  verb.add_option("--precision", options.precision, "fp32 (default) or bf16, several times as fast on GPUs")
+      ->type_name("P")
+      ->group("Computation");
   if (draws == Draws::kRandom)
     verb.add_option("--seed", options.seed, "Seed of everything random (default 0)")
         ->check(check_seed)

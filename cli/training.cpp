@@ -234,6 +234,8 @@ class Session {
     const auto mode = arguments_.force ? train::RunFolder::Mode::kReplace : train::RunFolder::Mode::kNew;
     if (first_) train::check_run_folder(folder(), mode);
     if (first_ && plan_.request.options.statistics == "data") note("measuring the statistics of the training images");
+    if (first_ && compute_.device.is_cuda() && !plan_.precision_given)
+      note("computing in " + plan_.request.options.precision + "; --precision bf16 is several times as fast on GPUs");
     prepared_ = train::prepare(plan_.request);
     train::Task& task = prepared_.task;
     if (plan_.search_lr) train::search_data(task, prepared_.dataset);  // throws where there are too few images

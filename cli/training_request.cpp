@@ -173,6 +173,7 @@ TrainingPlan plan_training(const CLI::App& verb, const std::string& command, con
     from_file.erase("lr");
   }
   argument("", [&] { return request.options = options_of(verb, arguments, from_file, default_recipe), 0; });
+  plan.precision_given = verb.get_option("--precision")->count() > 0 || from_file.contains("precision");
   for (const char* name : {"rank", "adapter_targets", "adapter_alpha"})
     if (arguments.given.contains(name) && request.options.adapter.empty())
       throw Usage(option_name(name) + " is one of adapters: add --recipe lora or --recipe dora");

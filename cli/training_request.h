@@ -15,6 +15,7 @@ struct TrainingPlan {
   std::filesystem::path folder;
   bool resuming = false;
   bool search_lr = false;  // request.options.lr is to be found
+  bool precision_given = false;
   train::Request request;  // of a run that begins: one that goes on keeps its own
 };
 

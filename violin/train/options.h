@@ -97,7 +97,7 @@ void visit_options(O& o, Visitor&& visitor) {
   visitor("drop", o.drop, g, "Dropout before the head");
   visitor("ema", o.ema, g, "Keep an average of the weights with this decay, beside the plain ones; 0: none");
   visitor("seed", o.seed, g, "Seed of everything random");
-  visitor("precision", o.precision, g, "fp32 or bf16");
+  visitor("precision", o.precision, g, "fp32 or bf16, several times as fast on GPUs");
   g = "What is trained";
   visitor("train_what", o.train_what, g, "all, head, mask (mask and head) or adapters (adapters, mask and head)");
   visitor("adapter", o.adapter, g, "Low-rank adapters: lora or dora");
