@@ -146,7 +146,7 @@ std::size_t default_room(const AttentionBackward& p) {
 }
 
 // What grows with the number of images is 4 to 12 bytes for each query and what a tail's shares take, a twelfth of the
-// images themselves at most: where it is too much the pieces are so large that cutting costs no time. Where no pieces
+// images themselves at most: where it is too much the pieces still fill the device many times over. Where no pieces
 // fit, what any number of images takes is most of it, and they are cut only if that halves it.
 Pieces pieces_of(const AttentionBackward& p, Path path, std::size_t room) {
   const AttentionShape& s = p.shape;
