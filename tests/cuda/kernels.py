@@ -213,11 +213,11 @@ class Kernels:
         return Backward(Shape(B, h, N, N, d, 1), DTYPES[dtype], 1 / math.sqrt(d), own, own, own, own, own, 1 << 20, gain,
                         Table(), Table(), own, own, own, 1 << 20, None, None)
 
-    def backward_scratch(self, B, h, N, d=64, path=90, dtype=torch.bfloat16):
+    def backward_scratch(self, B, h, N, d=64, path=90, dtype=torch.bfloat16, room=0):
         """Bytes beside a packed gain, or a wide one beside wide numbers, all gradients wanted. Nothing is read: any address
         will do."""
         p = self._backward_of(B, h, N, d, dtype=dtype)
-        return self.lib.attention_backward_scratch(ctypes.byref(p), path, ctypes.c_size_t(0))
+        return self.lib.attention_backward_scratch(ctypes.byref(p), path, ctypes.c_size_t(room))
 
     def forward_scratch(self, B, h, N, d=64, path=90):
         """Bytes beside a float gain. Nothing is read here either."""

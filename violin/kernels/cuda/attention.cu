@@ -146,23 +146,27 @@ std::size_t default_room(const AttentionBackward& p) {
 }
 
 // What grows with the number of images is 4 to 12 bytes for each query and what a tail's shares take, a twelfth of the
-// images themselves at most: where it is too much the pieces still fill the device many times over. Where no pieces
-// fit, what any number of images takes is most of it, and they are cut only if that halves it.
+// images themselves at most. Pieces are not made so small that they would leave the device idle, unless a room is
+// given: what is left then, strips over few heads and many tokens, any number of images takes, and a cut that does not
+// fit is taken only where it saves a quarter.
 Pieces pieces_of(const AttentionBackward& p, Path path, std::size_t room) {
   const AttentionShape& s = p.shape;
   const bool sm90 = on_sm90(p, path);
   const Pieces whole{sm90, s.batch, scratch_of_piece(p, sm90, false)};
+  const std::int64_t blocks = s.heads * ceil_div(s.queries, 128);  // of an image
+  const std::int64_t fewest = room == 0 ? ceil_div(std::int64_t{8} * processors(), blocks) : 1;
   if (room == 0) room = default_room(p);
   const std::int64_t rounds = s.batch / s.groups;
   Pieces best = whole;
   for (std::int64_t n = 2; best.scratch > room && n < 2 * rounds; n *= 2) {
     const std::int64_t images = ceil_div(rounds, n) * s.groups;
+    if (images < fewest) break;
     const std::int64_t last = s.batch % images;
     std::size_t scratch = scratch_of_piece(piece_of(p, 0, images), sm90, true);
     if (last > 0) scratch = std::max(scratch, scratch_of_piece(piece_of(p, 0, last), sm90, true));
     if (scratch < best.scratch) best = {sm90, images, scratch};
   }
-  return best.scratch <= room || best.scratch < whole.scratch / 2 ? best : whole;
+  return best.scratch <= room || best.scratch < whole.scratch / 4 * 3 ? best : whole;
 }
 
 }  // namespace

@@ -23,7 +23,8 @@ Path best_path();
 std::size_t scratch_bytes(const AttentionForward& p, Path path);
 cudaError_t launch(const AttentionForward& p, Path path, void* scratch, cudaStream_t stream);
 // A backward pass whose images would take more scratch than `room` bytes works on some of them after others. By
-// default, 0, room is twice the tables, or 64 MiB if that is more. Both functions are to be given the same.
+// default, 0, room is twice the tables, or 64 MiB if that is more, as far as the pieces still fill the device. Both
+// functions are to be given the same.
 std::size_t scratch_bytes(const AttentionBackward& p, Path path, std::size_t room = 0);
 cudaError_t launch(const AttentionBackward& p, Path path, void* scratch, cudaStream_t stream, std::size_t room = 0);
 

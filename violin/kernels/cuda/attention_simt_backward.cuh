@@ -51,6 +51,7 @@ __global__ void __launch_bounds__(kThreads, C::kBlocks)
     }
     fetch<C::kRows, kWidth>(q, head_of<T>(p.q, b, h), p.q.token, i0, nq, d);
     fetch<C::kRows, kWidth>(g_out, dout, p.dout.token, i0, nq, d);
+    commit();
     for (int j0 = 0; j0 < nk; j0 += C::kColumns) {
       __syncthreads();
       fetch<C::kColumns, kWidth>(k, head_of<T>(p.k, b, h), p.k.token, j0, nk, d);
