@@ -264,7 +264,8 @@ def main():
     parser.add_argument("--layout", default="heads", choices=("heads", "packed", "both"),
                         help="q, k, v contiguous [B,h,N,d], or views of one projection [B,N,3,h,d] as models have them")
     parser.add_argument("--mask", default="both", choices=("table", "learned", "both"), help="which of the two tables")
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"),
+                        help="of q, k and v; in float32 the peer without a mask is torch's memory-efficient attention")
     parser.add_argument("--no-error", action="store_true")
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--smoke", action="store_true")

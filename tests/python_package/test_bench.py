@@ -55,7 +55,7 @@ def test_speed_of_attention_runs_on_any_device(tmp_path):
     if not torch.cuda.is_available():
         assert "cuDNN, no mask" in done.stdout and "failed" in done.stdout  # said, and not fatal
     swept = script("bench/gpu/attention.py", violin.LIBRARY, "--smoke", "--sweep", "--repeats", 2, "--mask", "table",
-                   "--peers", "plain")  # fmt: skip
+                   "--peers", "plain", "--dtype", "float32")  # fmt: skip
     assert [line.split()[0] for line in swept.stdout.splitlines() if "heads, mask table" in line] == ["16x8", "17x8"]
     wrong = script("bench/gpu/attention.py", violin.LIBRARY, "--shapes", "ax")
     assert wrong.returncode == 2 and "no shape x" in wrong.stderr

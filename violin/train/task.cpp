@@ -177,8 +177,8 @@ Prepared prepare(const Request& request) {
   task.notes = dataset.notes;
   if (request.options.repeats == 0 && task.options.repeats > 1)
     task.notes.push_back(
-        "repeated augmentation, as DeiT has it with several processes: an epoch meets a third of the " +
-        std::string("images three times each; --repeats 1 for all of them once, as one process does"));
+        "repeated augmentation, as DeiT has it with several processes: an epoch meets a third of the images three "
+        "times each; --repeats 1 for all of them once, as one process does");
   const auto classes = static_cast<std::int64_t>(dataset.classes.size());
   if (classes < 2) throw Error("'" + request.data.string() + "' has one class; a classifier needs at least two");
   check_readable(dataset.train, "train");

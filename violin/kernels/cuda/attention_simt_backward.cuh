@@ -130,9 +130,7 @@ __global__ void __launch_bounds__(kThreads, C::kBlocks)
   using T = typename C::Number;
   constexpr int kWidth = C::kWidth;
   extern __shared__ __align__(kTileAlignment) unsigned char shared[];
-  const Place at = place(p.shape, p.shape.keys, C::kRows);
-  const int d = at.d, nq = at.nq, nk = at.nk, j0 = at.first;
-  const std::int64_t b = at.b, h = at.h;
+  const auto [d, nq, nk, j0, b, h] = place(p.shape, p.shape.keys, C::kRows);
   const Thread t = this_thread();
   T* const k = reinterpret_cast<T*>(shared);
   T* const v = k + C::kRows * kWidth;
@@ -203,9 +201,7 @@ __global__ void __launch_bounds__(kThreads, C::kBlocks)
   using T = typename C::Number;
   constexpr int kWidth = C::kWidth;
   extern __shared__ __align__(kTileAlignment) unsigned char shared[];
-  const Place at = place(p.shape, p.shape.queries, C::kRows);
-  const int d = at.d, nq = at.nq, nk = at.nk, i0 = at.first;
-  const std::int64_t b = at.b, h = at.h;
+  const auto [d, nq, nk, i0, b, h] = place(p.shape, p.shape.queries, C::kRows);
   const Thread t = this_thread();
   T* const q = reinterpret_cast<T*>(shared);
   T* const g_out = q + C::kRows * kWidth;

@@ -14,9 +14,7 @@ __global__ void __launch_bounds__(kThreads, C::kBlocks) forward_kernel(const __g
   using T = typename C::Number;
   constexpr int kWidth = C::kWidth;
   extern __shared__ __align__(kTileAlignment) unsigned char shared[];
-  const Place at = place(p.shape, p.shape.queries, C::kRows);
-  const int d = at.d, nq = at.nq, nk = at.nk, i0 = at.first;
-  const std::int64_t b = at.b, h = at.h;
+  const auto [d, nq, nk, i0, b, h] = place(p.shape, p.shape.queries, C::kRows);
   const Thread t = this_thread();
   T* const q = reinterpret_cast<T*>(shared);
   T* const k = q + C::kRows * kWidth;
